@@ -1,5 +1,5 @@
-"""Causal attention by states, forward and backward, on one pinned core, as the length grows; beside attention by keys,
-ours and torch's. Time and memory.
+"""Causal attention by states, which are sums or follow the delta rule, forward and backward, on one pinned core, as the
+length grows; beside attention by keys, ours and torch's. Time and memory.
 
     python benchmarks/states.py
 """
@@ -17,10 +17,10 @@ ROUNDS = 5
 
 
 def arrays(time):
-    """(queries, keys, values, logs of what is kept) of `time` positions."""
+    """(queries, keys, values, logs of what is kept, rates at which it is replaced) of `time` positions."""
     rng = np.random.default_rng(0)
     return *(rng.standard_normal((1, HEADS, time, SIZE), np.float32) for _ in range(3)), \
-        -rng.exponential(0.05, (1, HEADS, time)).astype(np.float32)
+        -rng.exponential(0.05, (1, HEADS, time)).astype(np.float32), rng.random((1, HEADS, time), np.float32)
 
 
 def ours(time, attend, count):
@@ -43,6 +43,12 @@ def by_states(mt, *leaves):
     return linear_attention(*leaves)
 
 
+def by_the_delta_rule(mt, q, k, *others):
+    """In stretches, of keys of unit length."""
+    from minitorch_dist.nn.delta_rule import delta_rule
+    return delta_rule(q, mt.rms_norm(k, (SIZE,)) * SIZE ** -0.5, *others)
+
+
 def by_keys(mt, *leaves):
     """Attention of all scores."""
     return mt.scaled_dot_product_attention(*leaves, is_causal=True)
@@ -62,7 +68,8 @@ def theirs(time):
     return run
 
 
-WAYS = {"states": lambda time: ours(time, by_states, 4), "keys": lambda time: ours(time, by_keys, 3),
+WAYS = {"states": lambda time: ours(time, by_states, 4),
+        "delta rule": lambda time: ours(time, by_the_delta_rule, 5), "keys": lambda time: ours(time, by_keys, 3),
         "keys, torch": theirs}
 
 
