@@ -93,14 +93,14 @@ class KeyValueCache:
     model   a GPT, whole or cut by tensor parallelism (then a rank keeps its heads'). ValueError unless uncacheable(it)
             is None
     length  positions that there is room for (default: the model's), 1 or more
-    take_back  whether `past` may be made smaller where attention is linear, by what the last read has brought, or less:
-            this takes a second state, and keys and values of one read. Other attention allows that in any case
+    take_back  whether `past` may be made smaller where attention is by states, by what the last read has brought, or
+            less: this takes a second state, and keys and values of one read. Other attention allows that in any case
     past    how many tokens have been read. All calls have the same batch; ValueError where it isn't, or they come to
             more than `length` or the model's
     nbytes  of keys and values: 2 · layers · batch · kv_heads · length · size numbers, from the first read on; of
             attention with a window 2 · window for the length, if that is less, but for what one read brings that is
             longer, until the next; of latent attention layers · batch · length · (kv_rank + rope_size), on each rank
-            that has some of the heads; of linear attention layers · batch · heads · size², whatever the length
+            that has some of the heads; of attention by states layers · batch · heads · size², whatever the length
 
     For evaluation, under no_grad(): gradients don't reach what is kept.
     """
@@ -287,8 +287,8 @@ class _KeptState(_Places):
         if past in (0, self.until):
             return self.state if past else None
         if self.before is None or not self.before[0] <= past < self.until:
-            raise ValueError(f"a cache of linear attention, which has added up {self.until} tokens, was taken back to "
-                             f"{past}: what was added can't be taken out. KeyValueCache(…, take_back=True) keeps what "
+            raise ValueError(f"a cache of states, which {self.until} tokens have made, was taken back to {past}: what "
+                             "has gone into a state can't be taken out. KeyValueCache(…, take_back=True) keeps what "
                              "it takes to take back what the last read has brought, or less; past=0 begins anew")
         read, start, *came = self.before
         k, *others = (x[:, :, :past - read] for x in came)

@@ -231,7 +231,7 @@ def test_a_cache_keeps_a_state_whatever_the_length(kind):
         sizes.append(cache.nbytes)
     assert sizes == [2 * 3 * 3 * 4 * 4 * 8] * 5
     cache.past = 39
-    with pytest.raises(ValueError, match="added up 40 tokens, was taken back to 39: what was added can't be taken out"):
+    with pytest.raises(ValueError, match="40 tokens have made, was taken back to 39: what has gone into a state"):
         cache.read(tokens[:, 39:])
     cache.past = 0
     np.testing.assert_allclose(cache.read(tokens[:, :9]).numpy(), wanted[:, :9], rtol=0, atol=1e-10)
@@ -293,7 +293,7 @@ def test_what_the_last_read_has_brought_can_be_taken_back(kind):
     read(20, 32)
     assert cache.nbytes == 2 * 2 * 3 * (2 * 4 * 4 + 12 * (4 + 4 + STATES[kind].numbers)) * 8
     cache.past = 19
-    with pytest.raises(ValueError, match="added up 32 tokens, was taken back to 19: .* what the last read has brought"):
+    with pytest.raises(ValueError, match="32 tokens have made, was taken back to 19: .* what the last read has"):
         cache.read(tokens[:, 19:20])
 
 
