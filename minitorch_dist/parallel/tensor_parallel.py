@@ -20,8 +20,6 @@ tp_comm_overlap=True products hide the messages that this takes (collective_matm
 gradients. Source: Shoeybi et al. 2019, "Megatron-LM".
 """
 
-import collections
-import fnmatch
 import functools
 
 import numpy as np
@@ -33,11 +31,12 @@ from ..backend import module_of, to, to_device_of
 from ..data.loader import share
 from ..nn.attention import MultiHeadAttention
 from ..nn.decoding import by_matrix, by_position
-from ..nn.layers import GELU, Dropout, LeakyReLU, Linear, ReLU, Sigmoid, SwiGLU, Tanh
+from ..nn.layers import Linear
 from ..nn.loss import IGNORED
-from ..nn.module import Module, Parameter, Sequential
+from ..nn.module import Module, Parameter
 from ..nn.moe import MoE
 from ..nn.transformer import GPT, Embedding, TransformerBlock, is_gated
+from . import plans
 from . import sequence_parallel as sequences
 from .collective_matmul import all_gather_matmul, matmul_reduce_scatter
 from .collectives import copy_to, gather_from, reduce_from, scatter_to
@@ -262,9 +261,6 @@ def _experts(moe, comm, **_):
     return {"experts": share_of_experts(moe, comm)}
 
 
-CUT_BY_HEADS = ("qkv", "q", "kv", "project", "out")
-ACTIVATIONS = (GELU, LeakyReLU, ReLU, Sigmoid, Tanh)      # of each feature by itself
-
 # How a plan calls it: (the class of the whole module, what makes a rank's part of it: a Module to stand in its place,
 # or {attribute: value} to be changed).
 WAYS = {
@@ -324,10 +320,11 @@ def parallelize_module(module, comm, plan, sequence_parallel=False, tp_comm_over
     check_not_annotated(module, "parallelize_module", "leave one out; annotate.megatron(model) is "
                         "tensor parallelism by annotations")
     modules = dict(module.named_modules(remove_duplicate=False))
-    chosen = _chosen(modules, (sequences.between(module) if sequence_parallel else {}) | plan, sequence_parallel)
+    chosen = plans.chosen_by((sequences.between(module) if sequence_parallel else {}) | plan, modules, WAYS,
+                             sequence_parallel)
     if sequence_parallel:
         sequences.check_plan(modules, chosen)
-    _check_separate(modules, chosen)
+    plans.check_separate(modules, chosen)
     made = {}       # all of them, before the first is put in its place: what can't be cut raises until then
     for path in sorted(chosen, key=lambda path: chosen[path] == sequences.WAY):     # this changes what is below, last
         made[path] = WAYS[chosen[path]][1](modules[path], comm, sequence_parallel=sequence_parallel,
@@ -340,69 +337,6 @@ def parallelize_module(module, comm, plan, sequence_parallel=False, tp_comm_over
             for name, value in part.items():
                 setattr(modules[path], name, value)
     return module
-
-
-def _chosen(modules, plan, sequence_parallel):
-    """{path: way} of {pattern: way}. ValueError where a pattern meets nothing, a way is unknown or a module is cut
-    already; TypeError where it doesn't fit the module."""
-    chosen = {}
-    for pattern, way in plan.items():
-        if way in (sequences.WAY, sequences.WHOLE) and not sequence_parallel:
-            raise ValueError(f"parallelize_module: {pattern!r}: {way!r} needs sequence_parallel=True")
-        if way not in WAYS:
-            raise ValueError(f"parallelize_module: {pattern!r}: {way!r} is unknown; one of {', '.join(WAYS)}")
-        found = [path for path in modules if path and fnmatch.fnmatchcase(path, pattern)]
-        if not found:
-            raise ValueError(f"parallelize_module: {pattern!r} meets no module; there are "
-                             f"{', '.join(filter(None, modules))}")
-        for path in found:
-            if not isinstance(modules[path], WAYS[way][0]):
-                raise TypeError(f"parallelize_module: {path} is a {type(modules[path]).__name__}; {way!r} cuts a "
-                                f"{WAYS[way][0].__name__}")
-        chosen |= dict.fromkeys(found, way)
-    for path, way in chosen.items():
-        parts = [m for m in modules[path].modules() if isinstance(m, _Part)]
-        if parts and way not in ("experts", sequences.WHOLE):       # "experts" says so itself
-            raise ValueError(f"parallelize_module: {path} is cut already, over {parts[0].comm.name!r}: a module is cut "
-                             "once, over all ranks that are to share it")
-        if way == "heads" and (other := [f"{path}.{name}" for name, m in modules[path]._modules.items()
-                                         if name in CUT_BY_HEADS and not isinstance(m, Linear)]):
-            raise TypeError(f"parallelize_module: {other[0]} is a {type(modules[other[0]]).__name__}; 'heads' cuts "
-                            "Linears: cut the model first, then exchange its layers (lora.add, low_precision)")
-        behind = _behind(modules, path)
-        if way == "column, gated" and isinstance(behind, ACTIVATIONS):
-            raise ValueError(f"parallelize_module: {path} is before a {type(behind).__name__}, and makes no gate: its "
-                             "way is 'column'")
-        if way == "column" and isinstance(behind, SwiGLU):
-            raise ValueError(f"parallelize_module: {path} makes a gate and what passes it, side by side: its way is "
-                             "'column, gated'")
-    return chosen
-
-
-def _behind(modules, path):
-    """The layer behind this one in its Sequential, but for dropouts; None where there is none."""
-    parent, _, name = path.rpartition(".")
-    layers = modules[parent]._modules
-    after = list(layers.values())[list(layers).index(name) + 1:] if isinstance(modules[parent], Sequential) else []
-    return next((layer for layer in after if not isinstance(layer, Dropout)), None)
-
-
-def _check_separate(modules, chosen):
-    """ValueError where a module that is to be cut is inside of another one, or shares a parameter with one that isn't
-    to be cut."""
-    for path in chosen:
-        if inner := [other for other in chosen if other.startswith(f"{path}.")]:
-            raise ValueError(f"parallelize_module: {path} and {', '.join(inner)} inside of it both stand in the plan: "
-                             "leave one out")
-    owners = collections.defaultdict(set)
-    for path, owner in modules.items():
-        for p in owner._parameters.values():
-            owners[id(p)].add(path)
-    for path in chosen:
-        for p in modules[path].parameters():
-            if others := {o for o in owners[id(p)] if o != path and not o.startswith(f"{path}.")}:
-                raise ValueError(f"parallelize_module: {path} shares a parameter with {', '.join(sorted(others))}, "
-                                 "which would keep all of it: untie them, or let one module, in one place, do for both")
 
 
 def parts_of(model):
