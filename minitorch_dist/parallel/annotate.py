@@ -21,7 +21,6 @@ Sources: Lepikhin et al. 2020, "GShard"; Xu et al. 2021, "GSPMD"; PyTorch's DTen
 """
 
 import fnmatch
-import hashlib
 from copy import deepcopy
 
 import numpy as np
@@ -38,7 +37,7 @@ from ..nn.linear_attention import LinearAttention
 from ..nn.module import Parameter
 from ..nn.moe import MoE
 from ..nn.transformer import GPT, TransformerBlock, is_gated
-from .same_model import check_same
+from .same_model import agreed, told
 from .sharding.layouts import SUM, WHOLE, Layout, Partial, Replicate, Shard, inside
 from .sharding.notes import looking
 from .sharding.paper import is_paper, paper_mesh
@@ -185,7 +184,12 @@ def shard_parameters(model, mesh, annotations):
     """
     _check("shard_parameters", mesh, DeviceMesh)
     named = dict(model.named_parameters())
-    layouts = _agreed(named, lambda: _layouts(model, named, mesh, annotations), mesh.world)
+
+    def look():
+        found = _layouts(model, named, mesh, annotations)
+        return found, [told(name, p, f"{found[name]} of ") for name, p in named.items()]
+    layouts = agreed(mesh.world, look, "shard_parameters: the ranks' models or annotations differ",
+                     "Build the model from the same seed, and annotate it alike, on all ranks.")
     cut = {id(p): _parameter(p, mesh, layouts[name]) for name, p in named.items()}
     for module in model.modules():
         for name, p in module._parameters.items():
@@ -269,32 +273,6 @@ def _parameter(p, mesh, layout):
             local.leaf.over, local.leaf.part_of = mesh[axes], p.shape
         local.requires_grad_(p.requires_grad)
     return Sharded(local, p.shape, layout, part.comms)
-
-
-def _agreed(named, layouts, world):
-    """layouts(); ValueError on all ranks unless all can have it, and hold the same parameters and annotations."""
-    failure, lines = None, []
-    try:
-        found = layouts()
-        lines = [_line(name, p, found[name]) for name, p in named.items()]
-    except (TypeError, ValueError, RuntimeError) as error:
-        failure = error
-    everyone = world.all_gather_object(failure and str(failure))
-    if failure:
-        raise failure
-    for rank, error in enumerate(everyone):
-        if error:
-            raise ValueError(f"rank {rank}: {error}")
-    check_same(world, lines, "shard_parameters: the ranks' models or annotations differ",
-               "Build the model from the same seed, and annotate it alike, on all ranks.")
-    return found
-
-
-def _line(name, p, layout):
-    """What has to be the same of a parameter on all ranks."""
-    values = hashlib.sha256(np.ascontiguousarray(to(p.data, "cpu"))).hexdigest()
-    return (f"{name}: {layout} of {p.dtype} {list(p.shape)}{'' if p.requires_grad else ', frozen'}, "
-            f"values {values[:8]}")
 
 
 def sharded_parameters(model):

@@ -1,4 +1,5 @@
-"""Which modules a plan of parallelize_module means, and whether they can be cut so (tensor_parallel.py)."""
+"""Which modules a plan of parallelize_module means, whether they can be cut so, and what all ranks must agree on before
+(tensor_parallel.py)."""
 
 import collections
 import fnmatch
@@ -6,6 +7,7 @@ import fnmatch
 from ..nn.layers import GELU, Dropout, LeakyReLU, Linear, ReLU, Sigmoid, SwiGLU, Tanh
 from ..nn.module import Sequential
 from . import sequence_parallel as sequences
+from .same_model import told
 
 CUT_BY_HEADS = ("qkv", "q", "kv", "project", "out")
 ACTIVATIONS = (GELU, LeakyReLU, ReLU, Sigmoid, Tanh)      # of each feature by itself
@@ -72,3 +74,26 @@ def check_separate(modules, chosen):
             if others := {o for o in owners[id(p)] if o != path and not o.startswith(f"{path}.")}:
                 raise ValueError(f"parallelize_module: {path} shares a parameter with {', '.join(sorted(others))}, "
                                  "which would keep all of it: untie them, or let one module, in one place, do for both")
+
+
+def described(module, comm, chosen, **settings):
+    """What has to be the same on all ranks of comm, as lines: settings, ways, parameters and buffers with their values.
+    Of what was cut over some of these ranks before each has another part, and nothing is said."""
+    if comm.size == 1:
+        return []
+    apart = {id(p) for m in module.modules() if getattr(type(m), "is_part", False) and meet(m.comm, comm)
+             for p in m._parameters.values()}
+    whole = [(name, p) for name, p in module.named_parameters() if id(p) not in apart and not is_apart(p.leaf, comm)]
+    return [f"{name}={value!r}" for name, value in settings.items()] + [
+        f"{path}: {way!r}" for path, way in chosen.items()] + [
+        told(name, values) for name, values in (*whole, *module.named_buffers())]
+
+
+def is_apart(leaf, comm):
+    """Whether a parameter's leaf says that it is a piece of fully_shard's, or a part that was cut over comm's ranks."""
+    return leaf is not None and (leaf.piece_of is not None or leaf.part is not None and meet(leaf.part.comm, comm))
+
+
+def meet(one, other):
+    """Whether two Communicators have ranks in common beside this one."""
+    return len(set(one.world_ranks) & set(other.world_ranks)) > 1

@@ -5,10 +5,14 @@ import hashlib
 import inspect
 from operator import is_
 
+import numpy as np
+
 from .. import nn
 from ..autodiff.primitive import lower
+from ..autodiff.tensor import Tensor
 from ..autodiff.writes import wrote
-from ..backend import is_array
+from ..backend import is_array, to
+from ..nn.absent import Absent
 
 LAYERS = nn.__name__ + "."
 LIBRARY = nn.__name__.partition(".")[0] + "."
@@ -93,6 +97,38 @@ def check_same(comm, lines, problem, advice):
         versions.setdefault(said[at] if at < len(said) else "nothing more", []).append(rank)
     told = [f"    rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}: {what}" for what, who in versions.items()]
     raise ValueError("\n".join([f"{problem}; the first difference:", *told, advice]))
+
+
+def agreed(comm, look, problem, advice):
+    """What look() has found, of (found, lines); ValueError on all ranks, as check_same's, unless all have the same
+    lines. Where it raises on some, its error there, and a ValueError that tells it on the others. Collective."""
+    found, lines, failure = None, [], None
+    try:
+        found, lines = look()
+    except (TypeError, ValueError, RuntimeError) as error:
+        failure = error
+    everyone = comm.all_gather_object(failure and str(failure))
+    if failure:
+        raise failure
+    for rank, error in enumerate(everyone):
+        if error:
+            raise ValueError(f"rank {rank}: {error}")
+    check_same(comm, lines, problem, advice)
+    return found
+
+
+def told(name, p, lies=""):
+    """What has to be the same of a parameter, or a buffer, on all ranks that are to cut it; its values too, unless they
+    are absent. lies: how it lies on them."""
+    array = lower(p)
+    values = "" if isinstance(array, Absent) else f", values {digest(array)[:8]}"
+    frozen = ", frozen" if isinstance(p, Tensor) and not p.requires_grad else ""
+    return f"{name}: {lies}{array.dtype} {list(array.shape)}{frozen}{values}"
+
+
+def digest(array):
+    """SHA-256 of an array's values."""
+    return hashlib.sha256(np.ascontiguousarray(to(array, "cpu")).reshape(-1).view(np.uint8)).hexdigest()
 
 
 def check_same_model(module, comm, wrapper="DistributedDataParallel", apart=(), **settings):

@@ -43,6 +43,7 @@ from .collectives import copy_to, gather_from, reduce_from, scatter_to
 from .full_state import full_state_dict as pieces_together
 from .fully_sharded import FullySharded
 from .parts import Part
+from .same_model import agreed
 from .vocabulary import Shares, here
 from .vocabulary import vocab_parallel_cross_entropy as vocab_parallel_cross_entropy
 from .wrapping import check_not_annotated
@@ -294,7 +295,7 @@ def plan_of(model):
 
 
 def parallelize_module(module, comm, plan, sequence_parallel=False, tp_comm_overlap=False):
-    """Cut a module, the same on all ranks of comm, in place; returns it.
+    """Cut a module, the same on all ranks of comm (checked, to the bit), in place; returns it. Collective.
 
     plan               {path of a module below it, with * and ? as in file names: way}; WAYS has the ways. A "column" is
                        a stretch of a Linear's outputs: where these are several things side by side, such as queries,
@@ -313,18 +314,24 @@ def parallelize_module(module, comm, plan, sequence_parallel=False, tp_comm_over
                        before. ValueError for such parts in lora.add and convert_to_low_precision_training; for
                        checkpoint's save= these products are "all_gather_matmul" and "matmul_reduce_scatter"
     To be done before an optimizer or DistributedDataParallel is made: RuntimeError afterwards. ValueError where a path
-    meets nothing, a way is unknown, or the ranks can't share a module so; TypeError where a way doesn't fit the module;
-    nothing is cut then.
+    meets nothing, a way is unknown, or the ranks can't share a module so, and on all ranks where their models or plans
+    differ; TypeError where a way doesn't fit the module; nothing is cut then.
     """
     sequences.check_choice("parallelize_module", sequence_parallel, tp_comm_overlap)
     check_not_annotated(module, "parallelize_module", "leave one out; annotate.megatron(model) is "
                         "tensor parallelism by annotations")
     modules = dict(module.named_modules(remove_duplicate=False))
-    chosen = plans.chosen_by((sequences.between(module) if sequence_parallel else {}) | plan, modules, WAYS,
-                             sequence_parallel)
-    if sequence_parallel:
-        sequences.check_plan(modules, chosen)
-    plans.check_separate(modules, chosen)
+
+    def look():
+        chosen = plans.chosen_by((sequences.between(module) if sequence_parallel else {}) | plan, modules, WAYS,
+                                 sequence_parallel)
+        if sequence_parallel:
+            sequences.check_plan(modules, chosen)
+        plans.check_separate(modules, chosen)
+        return chosen, plans.described(module, comm, chosen, sequence_parallel=sequence_parallel,
+                                       tp_comm_overlap=tp_comm_overlap)
+    chosen = agreed(comm, look, "parallelize_module: the ranks' models or plans differ",
+                    "Build the model from the same seed, and cut it by the same plan, on all ranks.")
     made = {}       # all of them, before the first is put in its place: what can't be cut raises until then
     for path in sorted(chosen, key=lambda path: chosen[path] == sequences.WAY):     # this changes what is below, last
         made[path] = WAYS[chosen[path]][1](modules[path], comm, sequence_parallel=sequence_parallel,

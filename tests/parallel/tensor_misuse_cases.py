@@ -1,0 +1,72 @@
+"""What the ranks do in the tests of tensor parallelism's misuses. What must hold is checked by the parent process."""
+
+import numpy as np
+
+import minitorch_dist as mt
+from minitorch_dist import comm, nn
+from minitorch_dist.parallel import tensor_parallel as tp
+
+PLAN = {"0": "column", "2": "row"}
+
+
+def mlp(seed=3):
+    mt.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 6, dtype=np.float64), nn.Tanh(), nn.Linear(6, 4, dtype=np.float64))
+
+
+def said(action):
+    """The type of its error, and what it says; None where there is none."""
+    try:
+        action()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+def other_models():
+    """({what differs between the ranks: the error}, whether nothing was cut)."""
+    world, whole = comm.world(), []
+
+    def cut(model, plan=PLAN, **options):
+        whole.append(model)
+        tp.parallelize_module(model, world, plan, **options)
+
+    def frozen():
+        model = mlp()
+        model[1 + world.rank].requires_grad_(False)
+        return model
+
+    def moved():
+        model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm(6), nn.Linear(6, 4))
+        model[1].running_mean[2] = world.rank
+        return model
+    found = {"seed": said(lambda: cut(mlp(world.rank))),
+             "last bit": said(lambda: cut(nudged(mlp(), world.rank))),
+             "plan": said(lambda: cut(mlp(), {"0": ["column", "column, gathered"][world.rank], "2": "row"})),
+             "pattern": said(lambda: cut(mlp(), {["0", "7"][world.rank]: "column"})),
+             "option": said(lambda: cut(mlp(), sequence_parallel=[True, "regather"][world.rank])),
+             "frozen": said(lambda: cut(frozen())), "size": said(lambda: cut(nn.Linear(4, 4 + world.rank), {})),
+             "buffer": said(lambda: cut(moved()))}
+    return found, not any(isinstance(m, tp._Part) for model in whole for m in model.modules())
+
+
+def nudged(model, times):
+    with mt.no_grad():
+        for _ in range(times):
+            model[2].bias[1] = np.nextafter(model[2].bias.numpy()[1], 9)
+    return model
+
+
+def one_after_the_other():
+    """Whether what was cut in two calls, over the same ranks and over others, and what has 4 bits, is taken."""
+    mesh = comm.DeviceMesh(ep=2, tp=2)
+    twice = tp.parallelize_module(mlp(), comm.world(), {"0": "column, gathered"})
+    tp.parallelize_module(twice, comm.world(), {"2": "row"})
+    mt.manual_seed(4)
+    mixed = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.MoE(4, 2, 2))
+    tp.parallelize_module(mixed, mesh["ep"], {"3": "experts"})
+    mixed[1].requires_grad_(False)
+    tp.parallelize_module(mixed, mesh["tp"], PLAN)
+    again = tp.parallelize_module(nn.Sequential(nn.MoE(4, 2, 4), nn.Linear(4, 4)), comm.world(), {"0": "experts"})
+    tp.parallelize_module(again, comm.world(), {"1": "column"})
+    return [type(m).__name__ for m in (twice[0], twice[2], mixed[0], mixed[2], again[1])]

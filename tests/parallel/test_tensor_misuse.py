@@ -1,0 +1,36 @@
+"""Mistakes with tensor parallelism: an error on all ranks says what is wrong, before anything is cut."""
+
+from tests.crews import crews
+
+CASES = "tests.parallel.tensor_misuse_cases:"
+
+
+def told(found, expected):
+    """AssertionError unless each error is of its kind, and has the words."""
+    assert set(found) == set(expected)
+    for name, (kind, *words) in expected.items():
+        assert found[name] is not None, f"{name}: accepted"
+        assert found[name][0] == kind and all(word in found[name][1] for word in words), found[name]
+
+
+def test_ranks_with_other_models_cut_nothing():
+    same = "parallelize_module: the ranks' models or plans differ; the first difference:"
+    advice = "Build the model from the same seed, and cut it by the same plan, on all ranks."
+    for rank, (found, whole) in enumerate(crews.call(CASES + "other_models", 2)):
+        assert whole
+        told(found, {
+            "seed": ("ValueError", same, "rank 0: 0.weight: float64 [6, 4], values ", "rank 1: 0.weight: ", advice),
+            "last bit": ("ValueError", same, "rank 1: 2.bias: float64 [4], values "),
+            "plan": ("ValueError", same, "rank 1: 0: 'column, gathered'"),
+            "pattern": ("ValueError", "'7' meets no module" if rank else "rank 1: parallelize_module: '7' meets no"),
+            "option": ("ValueError", same, "rank 1: sequence_parallel='regather'"),
+            "frozen": ("ValueError", same, "rank 0: 2.weight: float64 [4, 6], values", "[4, 6], frozen, values"),
+            "size": ("ValueError", same, "rank 1: weight: float32 [5, 4]"),
+            "buffer": ("ValueError", same, "rank 1: 1.running_mean: float32 [6]"),
+        })
+
+
+def test_what_is_cut_already_is_each_ranks_own():
+    """By an earlier call, over the same ranks or others; beside frozen parameters."""
+    assert crews.call(CASES + "one_after_the_other", 4) == [
+        ["ColumnParallelLinear", "RowParallelLinear"] * 2 + ["ColumnParallelLinear"]] * 4
