@@ -50,8 +50,23 @@ class DeviceMesh:
             self._comms[names] = comm
         return self._comms[names]
 
+    def __getattr__(self, name):
+        axes = vars(self).get("axes", {})
+        if name.startswith("_") or not axes:
+            raise AttributeError(f"a DeviceMesh has no {name!r}")
+        raise AttributeError(f"a DeviceMesh, of axes {', '.join(axes)}, has no {name!r}: where a Communicator is "
+                             f'wanted, give that of an axis, as mesh["{list(axes)[-1]}"], or mesh.world')
+
     def __str__(self):
         return f"DeviceMesh({', '.join(f'{name}={size}' for name, size in self.axes.items())})\n{self.ranks}"
+
+
+def check_no_mesh(caller, comm, whose, axis):
+    """TypeError for a DeviceMesh where the Communicator of some of its ranks belongs. whose: which ranks these are;
+    axis: what it is called usually."""
+    if isinstance(comm, DeviceMesh):
+        raise TypeError(f"{caller}: comm is a DeviceMesh, of axes {', '.join(comm.axes)}; it must be the Communicator "
+                        f'of the ranks that {whose}, as mesh["{axis}"]')
 
 
 def _sizes(axes, ranks):

@@ -34,6 +34,7 @@ from ..autodiff.ops.attention import band_of, numbered
 from ..autodiff.ops.shape import inverse
 from ..autodiff.primitive import lower
 from ..backend import to_device_of
+from ..comm.mesh import check_no_mesh
 from ..nn.attention import MultiHeadAttention
 from ..nn.conv import Conv1d, Conv2d, MaxPool2d
 from ..nn.layers import Dropout, Flatten
@@ -212,6 +213,7 @@ def context_parallel(model, comm, how="ring", layout="zigzag"):
     other ranks, before or after, whose sequence_parallel then divides each rank's part once more, and with pipelines;
     not with exact mode, nor with mixtures of experts that have a capacity: ValueError.
     """
+    check_no_mesh("context_parallel", comm, "share the sequences", "cp")
     check_not_annotated(model, "context_parallel", "leave one out; annotated, the batch can be cut along time, as in "
                         f"annotate.split(x, 1, mesh[{comm.name!r}])")
     context = Context(comm, how, layout)

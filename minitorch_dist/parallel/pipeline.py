@@ -46,6 +46,7 @@ from ..autodiff.input_first import InputFirst
 from ..autodiff.primitive import lower, state
 from ..autodiff.tensor import Tensor
 from ..backend import as_dtype, device_of, dtype_code, module_of, random_scope, to, xp
+from ..comm.mesh import check_no_mesh
 from ..data.loader import cut
 from ..data.packing import apart
 from ..ledger import spanning
@@ -141,6 +142,7 @@ class Pipeline:
     """
 
     def __init__(self, chunks, comm, schedule):
+        check_no_mesh("Pipeline", comm, "have the stages of one pipeline", "pp")
         check_same(comm, described(schedule), "Pipeline: the ranks have different schedules",
                    "Make it from the same settings on all of them.")
         placement = placement_of(schedule)

@@ -28,6 +28,7 @@ from ..autodiff import ops
 from ..autodiff.ops.indexing import check_numbers, numbers_in
 from ..autodiff.primitive import lower
 from ..backend import module_of, to, to_device_of
+from ..comm.mesh import check_no_mesh
 from ..data.loader import share
 from ..nn.attention import MultiHeadAttention
 from ..nn.decoding import by_matrix, by_position
@@ -317,6 +318,7 @@ def parallelize_module(module, comm, plan, sequence_parallel=False, tp_comm_over
     meets nothing, a way is unknown, or the ranks can't share a module so, and on all ranks where their models or plans
     differ; TypeError where a way doesn't fit the module; nothing is cut then.
     """
+    check_no_mesh("parallelize_module", comm, "share the matrices", "tp")
     sequences.check_choice("parallelize_module", sequence_parallel, tp_comm_overlap)
     check_not_annotated(module, "parallelize_module", "leave one out; annotate.megatron(model) is "
                         "tensor parallelism by annotations")

@@ -10,6 +10,7 @@ from .. import backend
 from .. import comm as communication
 from ..autodiff.primitive import lower
 from ..autodiff.tensor import Tensor
+from ..comm.mesh import check_no_mesh
 from ..comm.reduction import REDUCIBLE
 from ..ledger import keep, open_ledgers
 from ..nn.module import Module
@@ -33,9 +34,7 @@ class ReducingModule(Module):
 
     def __init__(self, wrapper, module, comm, exact, micro_shards):
         super().__init__()
-        if isinstance(comm, communication.DeviceMesh):
-            raise TypeError(f"{wrapper}: comm is a DeviceMesh, of axes {', '.join(comm.coords)}; it must be the "
-                            'Communicator of the ranks that divide the samples, as mesh["dp"]')
+        check_no_mesh(wrapper, comm, "divide the samples", "dp")
         check_unwrapped(module)
         check_not_annotated(module, wrapper)
         self.add_module("", module)

@@ -4,7 +4,12 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import comm, nn
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard
 from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.collectives import scatter_to
+from minitorch_dist.parallel.context_parallel import context_parallel
+from minitorch_dist.parallel.pipeline import Pipeline
+from minitorch_dist.parallel.schedules import gpipe
 
 PLAN = {"0": "column", "2": "row"}
 
@@ -70,3 +75,14 @@ def one_after_the_other():
     again = tp.parallelize_module(nn.Sequential(nn.MoE(4, 2, 4), nn.Linear(4, 4)), comm.world(), {"0": "experts"})
     tp.parallelize_module(again, comm.world(), {"1": "column"})
     return [type(m).__name__ for m in (twice[0], twice[2], mixed[0], mixed[2], again[1])]
+
+
+def meshes():
+    """{who was given a DeviceMesh: the error}, and whether one has a rank."""
+    mesh, net = comm.DeviceMesh(dp=1, tp=1), nn.Sequential(nn.Linear(4, 3))
+    return {"data parallel": said(lambda: DistributedDataParallel(net, mesh)),
+            "ZeRO": said(lambda: fully_shard(net, mesh)),
+            "matrices": said(lambda: tp.parallelize_module(net, mesh, {"0": "column"})),
+            "sequences": said(lambda: context_parallel(nn.TransformerBlock(4, 2), mesh)),
+            "stages": said(lambda: Pipeline([net], mesh, gpipe(1, 2))),
+            "others": said(lambda: scatter_to(np.ones((2, 4)), mesh))}, hasattr(mesh, "rank")

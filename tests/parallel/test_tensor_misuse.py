@@ -34,3 +34,17 @@ def test_what_is_cut_already_is_each_ranks_own():
     """By an earlier call, over the same ranks or others; beside frozen parameters."""
     assert crews.call(CASES + "one_after_the_other", 4) == [
         ["ColumnParallelLinear", "RowParallelLinear"] * 2 + ["ColumnParallelLinear"]] * 4
+
+
+def test_a_mesh_is_no_communicator():
+    """Who takes one says which axis is meant; whatever else does that an axis has one."""
+    (found, has_rank), = crews.call(CASES + "meshes", 1)
+    told(found, {
+        name: ("TypeError", "comm is a DeviceMesh, of axes dp, tp; it must be the Communicator of the", words)
+        for name, words in {
+            **dict.fromkeys(("data parallel", "ZeRO"), 'ranks that divide the samples, as mesh["dp"]'),
+            "matrices": 'ranks that share the matrices, as mesh["tp"]',
+            "sequences": 'ranks that share the sequences, as mesh["cp"]',
+            "stages": 'ranks that have the stages of one pipeline, as mesh["pp"]'}.items()} | {
+        "others": ("AttributeError", "a DeviceMesh, of axes dp, tp, has no 'rank'", 'as mesh["tp"], or mesh.world')})
+    assert not has_rank
