@@ -189,6 +189,7 @@ class RowParallelLinear(_Part):
     input_is_parallel  False: x comes whole, (…, in_features), the same on all ranks, and is cut here; ValueError for
                        columns other than by default
     product            as ColumnParallelLinear's
+    ValueError for an x with another number of features.
     """
 
     def __init__(self, linear, comm, columns=None, input_is_parallel=True, sequence_parallel=False,
@@ -204,11 +205,24 @@ class RowParallelLinear(_Part):
     @by_position
     def forward(self, x):
         x = x if self.input_is_parallel else scatter_to(x, self.comm, -1)
+        self._check(x)
         y = matmul_reduce_scatter(x, self.weight, self.comm) if self._overlaps(self.product) else \
             self._sum(self.product(x, self.weight))
         if self.bias is None:
             return y
         return y + (copy_to(self.bias, self.comm) if self.sequence_parallel else self.bias)
+
+    def _check(self, x):
+        """ValueError unless x has this rank's part of the features."""
+        (_, here), (_, _, count), there = self.weight.shape, self.parts["weight"], x.shape[-1]
+        if there == here:
+            return
+        why = ("; what a 'column' makes with sequence_parallel are whole sequences, (batch, time, features): take the "
+               "shape from that, not from its input" if self.sequence_parallel else
+               "; it came whole: call the layer before it 'column', or, where that is to stay whole, make this one by "
+               "RowParallelLinear(…, input_is_parallel=False)" if there == count else "")
+        raise ValueError(f"RowParallelLinear: x {tuple(x.shape)} has {there} features, and this rank takes its {here} "
+                         f"of {count}, as a 'column' before it makes them{why}")
 
 
 class VocabParallelEmbedding(_Part):

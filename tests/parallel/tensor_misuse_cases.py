@@ -86,3 +86,24 @@ def meshes():
             "sequences": said(lambda: context_parallel(nn.TransformerBlock(4, 2), mesh)),
             "stages": said(lambda: Pipeline([net], mesh, gpipe(1, 2))),
             "others": said(lambda: scatter_to(np.ones((2, 4)), mesh))}, hasattr(mesh, "rank")
+
+
+class OneHead(nn.Module):
+    """Attention whose result has as many positions as its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(8, 8, dtype=np.float64) for _ in range(4))
+
+    def forward(self, x):
+        y = mt.softmax(self.q(x) @ mt.transpose(self.k(x), (0, 2, 1))) @ self.v(x)
+        return self.out(y.reshape(*x.shape[:2], -1))
+
+
+def given_to_rows():
+    """{what a row is given: the error}."""
+    world, plan = comm.world(), {**dict.fromkeys("qkv", "column"), "out": "row"}
+    row = tp.parallelize_module(mlp(), world, {"2": "row"})
+    own = tp.parallelize_module(nn.Sequential(OneHead()), world, {f"0.{name}": way for name, way in plan.items()}, True)
+    return {"row alone": said(lambda: row(np.ones((3, 4)))), "other": said(lambda: row[2](np.ones((3, 5)))),
+            "attention": said(lambda: own(np.ones((2, 3, 8))))}

@@ -48,3 +48,15 @@ def test_a_mesh_is_no_communicator():
             "stages": 'ranks that have the stages of one pipeline, as mesh["pp"]'}.items()} | {
         "others": ("AttributeError", "a DeviceMesh, of axes dp, tp, has no 'rank'", 'as mesh["tp"], or mesh.world')})
     assert not has_rank
+
+
+def test_what_a_row_is_given_is_this_ranks_part():
+    """A plan of rows alone; one's own attention, that goes by the time of its input."""
+    for found in crews.call(CASES + "given_to_rows", 2):
+        told(found, {
+            "row alone": ("ValueError", "RowParallelLinear: x (3, 6) has 6 features, and this rank takes its 3 of 6",
+                          "it came whole: call the layer before it 'column'", "input_is_parallel=False"),
+            "other": ("ValueError", "x (3, 5) has 5 features, and this rank takes its 3 of 6"),
+            "attention": ("ValueError", "x (2, 3, 8) has 8 features, and this rank takes its 4 of 8",
+                          "what a 'column' makes with sequence_parallel are whole sequences, (batch, time, features)"),
+        })
