@@ -37,7 +37,7 @@ from ..nn.loss import IGNORED
 from ..nn.module import Module, Parameter
 from ..nn.moe import MoE
 from ..nn.transformer import GPT, Embedding, TransformerBlock, is_gated
-from . import plans
+from . import between, plans
 from . import sequence_parallel as sequences
 from .collective_matmul import all_gather_matmul, matmul_reduce_scatter
 from .collectives import copy_to, gather_from, reduce_from, scatter_to
@@ -206,6 +206,8 @@ class RowParallelLinear(_Part):
     def forward(self, x):
         x = x if self.input_is_parallel else scatter_to(x, self.comm, -1)
         self._check(x)
+        if between.waiting:
+            between.check(self, x)
         y = matmul_reduce_scatter(x, self.weight, self.comm) if self._overlaps(self.product) else \
             self._sum(self.product(x, self.weight))
         if self.bias is None:
@@ -315,7 +317,11 @@ def parallelize_module(module, comm, plan, sequence_parallel=False, tp_comm_over
     plan               {path of a module below it, with * and ? as in file names: way}; WAYS has the ways. A "column" is
                        a stretch of a Linear's outputs: where these are several things side by side, such as queries,
                        keys and values, take a Linear for each, or a MultiHeadAttention, whose way is "heads"; of a
-                       Linear before a SwiGLU the way is "column, gated"
+                       Linear before a SwiGLU the way is "column, gated". What lies between a column and a row works on
+                       a rank's part of the features: element by element, no parameters, no random numbers, nothing
+                       over the features (softmax, norms, means). A parameter there is found in the row's first
+                       forward, a RuntimeError; a Dropout in one Sequential with the two drops its part of what one
+                       process drops; the rest nobody sees
     sequence_parallel  True: cut what lies between the plan's parts along the sequence, which the ranks must share
                        equally (so generate() wants a model without); "regather": keep less for backward, too, for
                        another all-gather per column-parallel layer. Norms, dropouts and positions of transformer
@@ -341,12 +347,13 @@ def parallelize_module(module, comm, plan, sequence_parallel=False, tp_comm_over
     def look():
         chosen = plans.chosen_by((sequences.between(module) if sequence_parallel else {}) | plan, modules, WAYS,
                                  sequence_parallel)
+        dropouts = between.dropouts(modules, chosen)
         if sequence_parallel:
-            sequences.check_plan(modules, chosen)
+            sequences.check_plan({path: m for path, m in modules.items() if path not in dropouts}, chosen)
         plans.check_separate(modules, chosen)
-        return chosen, plans.described(module, comm, chosen, sequence_parallel=sequence_parallel,
+        return (chosen, dropouts), plans.described(module, comm, chosen, sequence_parallel=sequence_parallel,
                                        tp_comm_overlap=tp_comm_overlap)
-    chosen = agreed(comm, look, "parallelize_module: the ranks' models or plans differ",
+    chosen, dropouts = agreed(comm, look, "parallelize_module: the ranks' models or plans differ",
                     "Build the model from the same seed, and cut it by the same plan, on all ranks.")
     made = {}       # all of them, before the first is put in its place: what can't be cut raises until then
     for path in sorted(chosen, key=lambda path: chosen[path] == sequences.WAY):     # this changes what is below, last
@@ -359,6 +366,10 @@ def parallelize_module(module, comm, plan, sequence_parallel=False, tp_comm_over
         else:
             for name, value in part.items():
                 setattr(modules[path], name, value)
+    for path, (column, passed) in dropouts.items() if comm.size > 1 else ():
+        between.tell(modules[path], made[column], passed)
+    between.watch([m for m in module.modules() if isinstance(m, RowParallelLinear) and m.comm.size > 1],
+                  [(name, p) for name, p in module.named_parameters() if p.leaf is not None and p.leaf.part is None])
     return module
 
 

@@ -1,12 +1,14 @@
 """What the ranks do in the tests of tensor parallelism's misuses. What must hold is checked by the parent process."""
 
+import copy
+
 import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import comm, nn
-from minitorch_dist.parallel import DistributedDataParallel, fully_shard
+from minitorch_dist.parallel import DistributedDataParallel, between, fully_shard
 from minitorch_dist.parallel import tensor_parallel as tp
-from minitorch_dist.parallel.collectives import scatter_to
+from minitorch_dist.parallel.collectives import copy_to, gather_from, scatter_to
 from minitorch_dist.parallel.context_parallel import context_parallel
 from minitorch_dist.parallel.pipeline import Pipeline
 from minitorch_dist.parallel.schedules import gpipe
@@ -107,3 +109,75 @@ def given_to_rows():
     own = tp.parallelize_module(nn.Sequential(OneHead()), world, {f"0.{name}": way for name, way in plan.items()}, True)
     return {"row alone": said(lambda: row(np.ones((3, 4)))), "other": said(lambda: row[2](np.ones((3, 5)))),
             "attention": said(lambda: own(np.ones((2, 3, 8))))}
+
+
+class Gate(nn.Module):
+    """What scales the hidden features, given a way to get at its parameter."""
+
+    def __init__(self, way=lambda p: p):
+        super().__init__()
+        mt.manual_seed(3)
+        self.up, self.down = nn.Linear(4, 6, dtype=np.float64), nn.Linear(6, 4, dtype=np.float64)
+        self.temp, self.way = nn.Parameter(np.full(1, 1.5)), way
+
+    def forward(self, x):
+        return self.down(mt.tanh(self.up(x) * self.way(self.temp)))
+
+
+def between_parts():
+    """({what stands between: the error}, the gate's gradient in one process and where it goes in by copy_to, how many
+    rows still wait to look)."""
+    world, plan, x = comm.world(), {"up": "column", "down": "row"}, np.random.default_rng(7).standard_normal((3, 4))
+
+    def normed():
+        model = nn.Sequential(nn.Linear(4, 6, dtype=np.float64), nn.LayerNorm(6 // world.size, dtype=np.float64),
+                              nn.Linear(6, 4, dtype=np.float64))
+        return tp.parallelize_module(model, world, PLAN)
+    with mt.no_grad():      # which leaves nothing to look at
+        gate = tp.parallelize_module(Gate(), world, plan)
+        gate(x)
+    whole, summed = Gate(), tp.parallelize_module(Gate(lambda p: copy_to(p, world)), world, plan)
+    found = {"a parameter": said(lambda: gate(x)), "a norm": said(lambda: normed()(x))}
+    for model in (whole, summed):
+        model(x).sum().backward()
+    return found, whole.temp.grad.item(), summed.temp.grad.item(), len(between.waiting)
+
+
+def dropped(kind, sequence_parallel):
+    """[output and gradients of the first layer's part, of a model with a dropout between column and row], in one
+    process and cut: they draw for the same module at the same step."""
+    world, x = comm.world(), np.random.default_rng(7).standard_normal((3, 4, 4))
+    mt.manual_seed(3)
+    features = 12 if kind == "gated" else 6
+    model = nn.Sequential(nn.Linear(4, features, dtype=np.float64), nn.Dropout(0.5), nn.SwiGLU() if kind == "gated" else
+                          nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 4, dtype=np.float64))
+    twin = copy.deepcopy(model)
+    tp.parallelize_module(twin, world, {"0": "column, gated" if kind == "gated" else "column", "4": "row"},
+                          sequence_parallel)
+    found = []
+    for m in (model, twin):
+        with mt.backend.random_scope(0, 1, 3, (0, 3)):
+            part = scatter_to(x, world, 1) if sequence_parallel and m is twin else x
+            y = m(part)
+        (y * y).sum().backward()
+        y = gather_from(y, world, 1) if sequence_parallel and m is twin else y
+        found.append((y.numpy(), whole_gradient(m[0])))
+    return found
+
+
+def whole_gradient(layer):
+    """A layer's weight's, put together of all ranks' parts."""
+    grad = layer.weight.grad.numpy()
+    if not isinstance(layer, tp._Part):
+        return grad
+    whole = np.empty((layer.parts["weight"][2], grad.shape[1]))
+    for rows, values in layer.comm.all_gather_object((layer.parts["weight"][1], grad)):
+        whole[rows] = values
+    return whole
+
+
+def in_two_places():
+    """The error for a dropout that stands between, and elsewhere."""
+    drop = nn.Dropout(0.1)
+    return said(lambda: tp.parallelize_module(nn.Sequential(nn.Linear(4, 6), drop, nn.Linear(6, 4), drop), comm.world(),
+                                              PLAN))

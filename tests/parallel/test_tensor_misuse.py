@@ -1,5 +1,8 @@
 """Mistakes with tensor parallelism: an error on all ranks says what is wrong, before anything is cut."""
 
+import numpy as np
+import pytest
+
 from tests.crews import crews
 
 CASES = "tests.parallel.tensor_misuse_cases:"
@@ -60,3 +63,29 @@ def test_what_a_row_is_given_is_this_ranks_part():
             "attention": ("ValueError", "x (2, 3, 8) has 8 features, and this rank takes its 4 of 8",
                           "what a 'column' makes with sequence_parallel are whole sequences, (batch, time, features)"),
         })
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_whole_parameter_between_column_and_row(n):
+    """It is found at the first forward on the tape, once; copy_to sums its gradient."""
+    for found, whole, summed, waiting in crews.call(CASES + "between_parts", n):
+        if n == 1:
+            assert found == {"a parameter": None, "a norm": None}
+        else:
+            told(found, {"a parameter": ("RuntimeError", "has its part of the features, stands temp, whose gradient",
+                                         "and the ranks' models would part", "copy_to(temp, comm)"),
+                         "a norm": ("RuntimeError", "stand 1.weight, 1.bias, whose gradients would be of this part")})
+        assert abs(summed - whole) < 1e-13 * abs(whole) and abs(whole) > 0.01 and not waiting
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["tensor", "sequence"])
+@pytest.mark.parametrize(("kind", "n"), [("plain", 1), ("plain", 2), ("gated", 2), ("plain", 4), ("gated", 4)])
+def test_a_dropout_between_column_and_row_drops_what_one_process_drops(kind, n, sequence_parallel):
+    for whole, cut in crews.call(CASES + "dropped", n, args=(kind, sequence_parallel)):
+        for got, wanted in zip(cut, whole, strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-13)
+
+
+def test_a_dropout_in_two_places():
+    for found in crews.call(CASES + "in_two_places", 2):
+        told({"": found}, {"": ("ValueError", "the Dropout 1 works on this rank's part", "stands in 3 as well")})
