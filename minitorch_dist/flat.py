@@ -128,7 +128,7 @@ class FlatBuffer:
                 raise RuntimeError(f"a parameter of shape {s.tensor.shape} was given another array, by p.data = …, "
                                    "since it moved into the flat buffer of its optimizer or wrapper, which would train "
                                    "the one before: write into it, under no_grad: p[...] = values")
-            grad, view = s.tensor.grad, s.tensor.leaf.grad_view
+            grad, view = s.tensor.grad, self.grad_view(s)
             if grad is None:
                 view[...] = 0
                 wrote(view, "zeroing an unused gradient")
@@ -138,6 +138,10 @@ class FlatBuffer:
                 view[...] = grad.data
                 wrote(view, "moving a gradient into its flat buffer")
                 s.tensor.grad = Tensor(view)
+
+    def grad_view(self, segment):
+        """Where the gradient of a segment's tensor lives."""
+        return segment.tensor.leaf.grad_view
 
     def zero_grad(self):
         """Forget all gradients; the next backward overwrites them."""

@@ -51,7 +51,7 @@ def leaves_before(node):
             new = {parent for parent in node.parents if parent is not None} - seen
             seen |= new
             stack.extend(new)
-    return found
+    return found - {id(None)}       # of leaves that nobody holds any more
 
 
 # ---------------------------------------------------------------- dropouts in a Sequential

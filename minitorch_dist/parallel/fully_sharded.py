@@ -73,7 +73,9 @@ class FullySharded(ReducingModule):
 
     parameters() and named_parameters() give this rank's pieces, under the module's names (units.py). The module's own
     tensors have values during forward only; whoever reads them at another time gets a ShardedParameterError. Hooks on a
-    piece see the sum over the ranks, when all gradients are there; a piece that is frozen gets none.
+    piece see the sum over the ranks, when all gradients are there; a piece that is frozen gets none. A loss may have
+    pieces in it, 0.05 * sum((p ** 2).sum() for p in model.parameters()): each rank has its part of that penalty, whose
+    gradients are added to the sums (not in exact mode, nor beside hooks on them: a backward of its own there).
 
     Inside no_sync(), and between exact mode's micro-shards, a rank keeps whole gradients (exact: log₂ of the
     micro-shards + 1 of them), in every stage. What a checkpoint keeps of a unit's values is freed when backward has
@@ -236,7 +238,7 @@ class FullySharded(ReducingModule):
             unit.flat.forgotten.clear()
             unit.expect()
             if not self.last:       # whose gradients nobody would miss before the last
-                unit.check_zeroed()
+                unit.check_zeroed(self.exact)
         self.order = [unit for unit in self.values.backward_begins() if unit in self.trained]
         self.posted = 0
 

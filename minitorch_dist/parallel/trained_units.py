@@ -19,6 +19,22 @@ from .mixed_precision import AS_IT_IS, SumOfShort
 from .units import Unit
 
 
+class Pieces(FlatBuffer):
+    """A rank's pieces, and the sums of their gradients. Backward doesn't write there: where a loss has pieces in it (a
+    penalty), their gradients come while those of the model are on their way here, and are added when the sum is."""
+
+    def __init__(self, pieces, storage):
+        self.grad_views = {}
+        super().__init__(pieces, storage=storage)
+
+    def _adopt(self, s):
+        super()._adopt(s)
+        self.grad_views[id(s.tensor)], s.tensor.leaf.grad_view = s.tensor.leaf.grad_view, None
+
+    def grad_view(self, segment):
+        return self.grad_views[id(segment.tensor)]
+
+
 class TrainedUnit(Unit):
     """A Unit of parameters that want gradients.
 
@@ -26,7 +42,7 @@ class TrainedUnit(Unit):
     policy  a MixedPrecisionPolicy: the dtypes of whole and grads, and how they travel
     leaves  one per parameter, that backward leaves gradients in: the tensors, or exact mode's of Sources
 
-    flat    the FlatBuffer that the pieces live in, which are leaves; its gradients are the sums
+    flat    the Pieces, which are leaves; its gradients are the sums
     grads   all gradients of this rank, not summed yet, from the first one on until they are reduced; in stage 1 always;
             by Sources (sources, size)
     """
@@ -47,7 +63,7 @@ class TrainedUnit(Unit):
             leaf = piece.requires_grad_().leaf
             leaf.part_of, leaf.over, leaf.part = s.tensor.leaf.part_of, self.over, s.tensor.leaf.part
             leaf.piece_of, leaf.tied = name, s.tensor.leaf.tied
-        self.flat = FlatBuffer(self.pieces, storage=(self.part, sums))
+        self.flat = Pieces(self.pieces, (self.part, sums))
         self.flat.unit = self
         self.reducing = None        # a Work that is under way
         self.counter = BinaryCounter()
@@ -109,12 +125,14 @@ class TrainedUnit(Unit):
         for s, leaf in zip(self.segments, self.leaves, strict=True):    # what is still to come is written there at once
             leaf.leaf.grad_view = self._view(s, leaf)
 
-    def check_zeroed(self):
-        """RuntimeError where a sum stands in the way of the next."""
-        if any(piece.grad is not None for piece in self.pieces):
-            raise RuntimeError(f"this backward comes upon gradients of {self.name} that are summed over the ranks "
-                               "already: call zero_grad() before it, or, to accumulate, run every backward but the "
-                               "last inside no_sync()")
+    def check_zeroed(self, exact):
+        """RuntimeError where a sum stands in the way of the next, or, in exact mode, a gradient of another way."""
+        if stale := [name for name, s in zip(self.names, self.flat.segments, strict=True)
+                     if (grad := s.tensor.grad) is not None and (exact or grad.data is self.flat.grad_view(s))]:
+            raise RuntimeError(f"this backward comes upon gradients of {', '.join(stale[:4])} that are summed over the "
+                               "ranks already: call zero_grad() before it, or, to accumulate, run every backward but "
+                               "the last inside no_sync()" + exact * (". In exact mode a penalty on parameters() has a "
+                               "backward of its own, after the last one of the step"))
 
     def complete(self):
         """Make `grads` hold this pass's, or all passes' until now: zeros for parameters without one."""
@@ -139,7 +157,7 @@ class TrainedUnit(Unit):
     def reduce(self, exact, folded):
         """Begin to add the gradients up over the ranks, each rank its part. folded: there were micro-shards before."""
         self.complete()
-        self.check_zeroed()
+        self.check_zeroed(exact)
         if folded:
             self.counter.add(self.grads)
             self.grads[...] = self.counter.total()
@@ -184,10 +202,17 @@ class TrainedUnit(Unit):
             self.grads = None
 
     def hand_out(self, counts):
-        """Each piece's gradient is the sum, or None where no rank has used the parameter, or the piece is frozen.
-        counts: users of each."""
-        for piece, users in zip(self.pieces, counts, strict=True):
-            piece.grad = Tensor(piece.leaf.grad_view) if users and piece.requires_grad else None
+        """Each piece's gradient is the sum, to which is added what it has got by itself, as of a penalty; None where no
+        rank has used the parameter, or the piece is frozen. counts: users of each."""
+        for s, users in zip(self.flat.segments, counts, strict=True):
+            piece, view = s.tensor, self.flat.grad_view(s)
+            if (own := piece.grad) is not None:
+                if piece.leaf.hooks or getattr(piece.leaf, "grad_hooks", ()):
+                    raise RuntimeError("a hook on one of parameters(), which stands in the loss by itself too, as in a "
+                                       "penalty, has seen a part of its gradient: call backward() of the penalty by "
+                                       "itself, after that of the loss")
+                view += own.data
+            piece.grad = Tensor(view) if (users or own is not None) and piece.requires_grad else None
         self.flat.forgotten.clear()
         self.used = [0] * len(self.used)
 

@@ -1,5 +1,7 @@
 """What the ranks do in the tests of fully_shard: values after each step, checkpoints inside units, hooks on pieces."""
 
+import numpy as np
+
 import minitorch_dist as mt
 from minitorch_dist import comm, ledger, nn, optim
 from minitorch_dist.parallel import full_state_dict, fully_shard
@@ -190,3 +192,39 @@ def a_step_too_late(stage):
 def within(model, step):
     with model.no_sync():
         backward(model, step)
+
+
+def penalised(stage):
+    """({how the penalty comes into the gradient: full_state_dict after two steps}, what one process has, what is said
+    of a piece with a hook and of sums that are there), of a loss and a penalty on all parameters."""
+    world, found = comm.world(), {}
+    x = np.random.default_rng(7).standard_normal((6, 5))
+    here = x[6 * world.rank // world.size:6 * (world.rank + 1) // world.size]
+
+    def build():
+        mt.manual_seed(3)
+        return nn.Sequential(nn.Linear(5, 7, dtype="f8"), nn.Tanh(), nn.Linear(7, 3, dtype="f8"))
+
+    def losses(model, x):
+        return (model(x) ** 2).sum() / 6, 0.05 * sum((p ** 2).sum() for p in model.parameters())
+
+    def steps(model, x, way):
+        optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(2):
+            optimizer.zero_grad()
+            way(*losses(model, x))
+            optimizer.step()
+        return model
+    for name, way in {"one": lambda loss, penalty: (loss + penalty).backward(),
+                      "penalty first on the tape": lambda loss, penalty: (penalty + loss).backward(),
+                      "two": lambda loss, penalty: (loss.backward(), penalty.backward()),
+                      "penalty before": lambda loss, penalty: (penalty.backward(), loss.backward())}.items():
+        found[name] = full_state_dict(steps(fully_shard(build(), world, stage), here, way))
+    whole = steps(build(), x, lambda loss, penalty: (loss + penalty).backward()).state_dict()
+    model = fully_shard(build(), world, stage)
+    sum(losses(model, here)).backward()
+    stale = said(lambda: sum(losses(model, here)).backward())
+    hooked = fully_shard(build(), world, stage)
+    for p in hooked.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: None)
+    return found, whole, stale, said(lambda: sum(losses(hooked, here)).backward())

@@ -364,3 +364,15 @@ def test_ranks_that_go_through_other_units_end_the_job():
     calls = r"(?s)all_gather\([^()]*, layers.1\).*all_gather\([^()]*, layers.2\)"
     with pytest.raises(AssertionError, match=calls):
         ranks.call(MISUSE + "used_by_some", 2, (3,), limit=20)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_penalty_on_parameters_beside_a_loss(n, stage):
+    """In one backward or in two: gradients that come to the pieces by themselves are added to the sums."""
+    found, whole, stale, hooked = crews.call(USE + "penalised", n, (stage,))[0]
+    for way, state in found.items():
+        for name, value in whole.items():
+            np.testing.assert_allclose(state[name], value, rtol=0, atol=1e-15, err_msg=f"{way} {name}")
+    assert "comes upon gradients of 2.weight, 2.bias that are summed over the ranks already: call zero_grad()" in stale
+    assert "a hook on one of parameters(), which stands in the loss by itself too" in hooked
