@@ -38,13 +38,14 @@ class Bucket:
 
     comm      the ranks that hold the same parameters; over: those that hold other shares of them (None: they are whole)
     index     its place in the order in which buckets are posted; its label says it in timelines
+    names     {id of a parameter: what it is called}, for messages
     segments  where each parameter's gradient lies in `grads`
     grads     1-d array of all its gradients, zeros between them; at its end a count for each parameter: 1 where this
               rank has a gradient for it. Summed along, it says how many ranks have used it, at no call of its own.
     """
 
-    def __init__(self, index, tensors, comm, over=None):
-        self.index, self.label = index, f"bucket {index}"
+    def __init__(self, index, tensors, comm, over=None, names=None):
+        self.index, self.label, self.names = index, f"bucket {index}", names or {}
         for t in tensors:
             t.leaf.over = over
         self.flat = FlatBuffer(tensors, empty=comm.empty, spare=len(tensors))
@@ -72,8 +73,11 @@ class Bucket:
         rank."""
         grads = [t.grad for t in self.tensors]
         if any(map(is_, grads, self.summed)):
-            raise RuntimeError("this backward added to gradients that are summed over the ranks already, and would sum "
-                               "them again: call zero_grad() before it, or, to accumulate, run every backward but the "
+            stale = [self.names.get(id(t), f"one of shape {t.shape}") for t, grad, summed in zip(
+                self.tensors, grads, self.summed, strict=True) if grad is summed]
+            raise RuntimeError(f"this backward added to gradients that are summed over the ranks already, of "
+                               f"{', '.join(stale[:4])}{' …' * (len(stale) > 4)}, and would sum them again: call "
+                               "zero_grad() of their model before it, or, to accumulate, run every backward but the "
                                "last inside no_sync()")
         arrived = self._arrived(grads)
         here = [grad is not None for grad in arrived]
@@ -157,8 +161,8 @@ class BucketBySource(Bucket):
     by_source  their gradients, (sources, elements of `grads`)
     """
 
-    def __init__(self, index, tensors, comm, over, leaves):
-        super().__init__(index, tensors, comm, over)
+    def __init__(self, index, tensors, comm, over, names, leaves):
+        super().__init__(index, tensors, comm, over, names)
         self.leaves = leaves
         self.by_source = zeros((leaves[0].shape[0], self.flat.size), self.flat.dtype, self.flat.device)
         for leaf, s in zip(leaves, self.segments, strict=True):

@@ -152,7 +152,15 @@ class DistributedDataParallel(ReducingModule):
         if ledger.open_ledgers:
             ledger.event("post", bucket.label)
         with ledger.labelled(bucket.label):
-            bucket.finish = self.comm_hook(bucket.comm, bucket)
+            bucket.finish = self._hooked(bucket)
+
+    def _hooked(self, bucket):
+        finish = self.comm_hook(bucket.comm, bucket)
+        if not callable(finish):
+            raise TypeError(f"a communication hook has returned a {type(finish).__name__}: it returns a function that "
+                            "waits until the sum is in bucket.grads, as work.wait of work = comm.all_reduce("
+                            "bucket.grads, async_op=True)")
+        return finish
 
     def _backward_done(self):
         """The backward pass is through: complete what unused parameters have left open, and wait."""
@@ -174,7 +182,7 @@ class DistributedDataParallel(ReducingModule):
             new = [bucket.grads.copy() for bucket in self.buckets]      # the first gradient of the next is there
             for bucket in self.buckets[self.posted:]:
                 bucket.give_up(self.comm.size)
-                bucket.finish = self.comm_hook(bucket.comm, bucket)
+                bucket.finish = self._hooked(bucket)
             for bucket, grads in zip(self.buckets, new, strict=True):
                 if bucket.finish is not None:       # it had been waited for when the exception came
                     bucket.finish()
@@ -239,7 +247,8 @@ class DistributedDataParallel(ReducingModule):
     def _bucket(self, index, tensors):
         ranks = self.apart.get(id(tensors[0]), (self.comm, None))
         leaves = self.leaves_of(tensors)
-        return Bucket(index, tensors, *ranks) if leaves is None else BucketBySource(index, tensors, *ranks, leaves)
+        about = (index, tensors, *ranks, self.names)
+        return Bucket(*about) if leaves is None else BucketBySource(*about, leaves)
 
     def _fill_buckets(self, lists):
         self.buckets = [self._bucket(i, tensors) for i, tensors in enumerate(lists)]
