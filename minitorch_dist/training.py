@@ -28,6 +28,7 @@ from .comm.together import together
 from .data.loader import cut
 from .parallel import BinaryCounter, same_bits
 from .parallel.exact import check_shape
+from .parallel.wrapping import divided
 
 
 def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1, clip=None, micro_shards=8,
@@ -46,8 +47,14 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
     noise      a GradientNoiseScale of the model, which takes this step in; its small batches are the pieces
     finite     Diverged on all ranks where the loss is no number any more; False: it goes on
 
-    Returns (the global batch's mean loss, whether some rank wants to stop), equal on all ranks.
+    Returns (the global batch's mean loss, whether some rank wants to stop), equal on all ranks. TypeError for a model
+    whose gradients nobody sums, or no world; ValueError on all ranks where they have rows in common.
     """
+    if not hasattr(model, "exact"):
+        raise TypeError(f"train_step: a {type(model).__name__}, whose gradients nobody sums over the ranks: wrap it, "
+                        "as DistributedDataParallel(model, world), or by fully_shard")
+    if world is None:
+        raise TypeError("train_step: world is None; give the ranks that divide the samples, as comm.world()")
     strike = faults.of_step(world, step + 1)
     strike("begin", model)
     optimizer.zero_grad()
@@ -75,10 +82,12 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
                 if noise is not None:
                     noise.after_backward(len(piece.labels))
                 loss += losses.item()
-            total.add(xp.array([loss, float(stop)]))
+            total.add(xp.array([loss, float(stop), shard.rows[1] - shard.rows[0]]))
     strike("reduced", model)
     sums = total.total()
     world.all_reduce(sums, exact=model.exact)
+    if sums[2] > batch.count:
+        check_rows(model, batch, int(sums[2]), world)
     loss = float(sums[0]) * scale
     if finite:
         divergence.check(loss, step + 1, optimizer, scaler)     # before the gradients go into the parameters
@@ -92,6 +101,13 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
         scaler.step(optimizer)
     scaler.update()
     return loss, bool(sums[1])
+
+
+def check_rows(model, batch, rows, world):
+    """ValueError where the ranks have more rows than the batch has. Those that divide sequences have the same ones."""
+    if rows > batch.count * max((m.divided_over.size for _, m in divided(model) if not m._parameters), default=1):
+        raise ValueError(f"train_step: a batch of {batch.count} samples, of which the {world.size} ranks have {rows} "
+                         "together: each needs rows of its own, as of Loader(…, rank=world.rank, size=world.size)")
 
 
 def check_work(model, batch, loss_sum, world, *, seed, step, turn, micro_shards=8, amp=None):
