@@ -96,6 +96,8 @@ def random_scope(seed, step, count, rows, micro_shards=8):
     with a stream of its own; this process works on `rows` = (first, last+1).
     However many ranks share the batch, each sample meets the same numbers.
     """
+    if not (isinstance(rows, (tuple, list)) and len(rows) == 2):
+        raise ValueError(f"random_scope: rows {rows!r} must be the pair (first, last + 1) of those here, as shard.rows")
     first, last = rows
     if not 0 <= first <= last <= count:
         raise ValueError(f"random_scope: rows {first} to {last} are no part of a global batch of {count}")

@@ -58,6 +58,9 @@ def check_ungathered(model):
 
 def check_fit(path, index, arrays, about):
     """CheckpointError unless all that this rank wants is there, in the same shape and dtype."""
+    if about is not None and (index.optimizer is None or index.optimizer["class"] != about["class"]):
+        there = "no optimizer" if index.optimizer is None else f"a {index.optimizer['class']}"
+        raise CheckpointError(f"{path} is of {there}, this run has a {about['class']}")
     if missing := sorted(set(arrays) - set(index.arrays)):
         raise CheckpointError(f"{path} has no {few(missing)}")
     for name, (layout, array) in arrays.items():
@@ -67,9 +70,6 @@ def check_fit(path, index, arrays, about):
                                   f"{dtype_code(array.dtype)} of shape {list(layout.shape)}")
     if about is None:
         return
-    if index.optimizer is None or index.optimizer["class"] != about["class"]:
-        there = "no optimizer" if index.optimizer is None else f"a {index.optimizer['class']}"
-        raise CheckpointError(f"{path} is of {there}, this run has a {about['class']}")
     theirs = [set(group["names"]) for group in index.optimizer["groups"]]
     if len(theirs) != len(about["groups"]):
         raise CheckpointError(f"{path}: an optimizer of {len(theirs)} groups, this one has {len(about['groups'])}")

@@ -43,7 +43,7 @@ def save(path, model, optimizer=None, facts=None, comm=None, async_op=False):
             for box, place in layout.pieces if index.writer(name, box) == file}
     if async_op:
         mine = together(comm, lambda: copied(mine))
-    together(comm, lambda: begin(path, partial) if rank == 0 else None)
+    together(comm, lambda: begin(path, partial, comm) if rank == 0 else None)
     saving = Saving(path, partial, index, comm, mine)
     if async_op:
         saving.start()

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..backend import STORED, to
 from ..comm.together import gathered, together
+from ..launch_env import launched_size
 from .index import INDEX
 from .layout import Place, piece_of
 
@@ -78,7 +79,8 @@ class Saving:
             # Without threads nobody has; and a network's file system may show the notes to none of them in time.
             publishes = self._rank == 0 and not any(published for _, published in found)
             self._index.files = {f"rank-{rank}.safetensors": facts for rank, (facts, _) in enumerate(found)}
-            together(self._comm, lambda: publish(self._partial, self.path, self._index) if publishes else None)
+            together(self._comm, lambda: publish(self._partial, self.path, self._index, self._comm)
+                     if publishes else None)
         except Exception:
             if self._rank == 0:         # the room is wanted by others, perhaps
                 shutil.rmtree(self._partial, ignore_errors=True)
@@ -107,7 +109,7 @@ class Saving:
             files = self._notes()
             if files is not None:
                 self._index.files = files
-                publish(self._partial, self.path, self._index)
+                publish(self._partial, self.path, self._index, self._comm)
                 self._published = True
         except BaseException as error:      # wait raises it
             self._fail(error)
@@ -152,10 +154,10 @@ def is_being_written(partial):
     return (saving is not None and not saving._over and saving._failure is None) and os.path.exists(partial)
 
 
-def begin(path, partial):
+def begin(path, partial, comm):
     """Make room, and take away what a save that was broken off has left."""
     if path.exists():
-        raise there_already(path)
+        raise there_already(path, comm)
     if is_being_written(partial):
         raise FileExistsError(errno.EEXIST, "a checkpoint is being written here: wait for it", str(path))
     if partial.exists():
@@ -172,8 +174,11 @@ def check_seen(folder, rank):
                       str(folder))
 
 
-def there_already(path):
-    return FileExistsError(errno.EEXIST, "there is a checkpoint already", str(path))
+def there_already(path, comm):
+    """The error for a checkpoint that is in the way. comm: who is writing."""
+    alone = f", perhaps another rank's: {launched_size()} ranks write one together where they are given comm=" \
+        if comm is None and launched_size() > 1 else ""
+    return FileExistsError(errno.EEXIST, f"there is a checkpoint already{alone}", str(path))
 
 
 def blocks(pieces):
@@ -208,7 +213,7 @@ def write(path, blocks):
     return {"bytes": count, "crc32": crc32}
 
 
-def publish(partial, path, index):
+def publish(partial, path, index, comm):
     """All ranks' files are on disk: give them their index, and the folder its name."""
     for note in partial.glob("rank-*.done"):
         note.unlink()
@@ -223,7 +228,7 @@ def publish(partial, path, index):
         os.rename(partial, path)
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):      # since begin(): another group of ranks
-            raise there_already(path) from None
+            raise there_already(path, comm) from None
         raise
     sync(path.parent)
 

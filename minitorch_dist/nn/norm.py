@@ -84,7 +84,8 @@ class BatchNorm(Module):
     the global one; in exact mode, one micro-shard):
 
     reduce   reduce(x): the sum of all ranks' x, a differentiable op; the statistics are then those of all ranks' rows
-    move     move(layer, mean, var): takes a batch's statistics, to move the running ones later by `layer.moved`
+    move     move(layer, mean, var): takes a batch's statistics, to move the running ones later by `layer.moved`; its
+             `batch`, where it has one, says in errors what a batch is
     """
 
     def __init__(self, num_features, eps=1e-5, momentum=0.1, dtype=xp.float32):
@@ -120,7 +121,8 @@ class BatchNorm(Module):
 
     def _check(self, count, x):
         if count < 2:
-            raise ValueError(f"BatchNorm in training needs 2 or more values per channel, got {count} (input {x.shape})")
+            raise ValueError(f"BatchNorm in training needs 2 or more values per channel, got {count} (input {x.shape})"
+                             f"{getattr(self.move, 'batch', '')}")
 
     def _over_ranks(self, x, count, column):
         """Two sums over the ranks: the mean must be known before the variance, or large means would drown it. Of 16

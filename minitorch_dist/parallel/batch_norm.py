@@ -101,6 +101,9 @@ class MicroShardStatistics:
 class Taken:
     """A layer's `move`. A copy of the layer, deep or pickled, moves its running statistics by itself."""
 
+    batch = ("; in exact mode each micro-shard is a batch of its own: give batches of 2 · micro_shards samples or "
+             "more, and drop_last=True to the Loader")
+
     def __init__(self, statistics):
         self.statistics = statistics
 

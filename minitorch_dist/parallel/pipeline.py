@@ -327,6 +327,9 @@ class Pipeline:
             self.losses.append(y.item())
             y = y * self.scale
             y = y if self.scaler is None else self.scaler.scale(y)
+        elif not hasattr(y, "shape"):
+            raise TypeError(f"Pipeline: stage {stage} gives a {type(y).__name__}; what goes from stage to stage is one "
+                            "array: put several together along the last axis, and take them apart in the next stage")
         elif y.shape[:1] != (len(shard.inputs),):
             raise ValueError(f"Pipeline: stage {stage} makes {list(y.shape)} of {len(shard.inputs)} samples; the first "
                              "axis must be the samples")
