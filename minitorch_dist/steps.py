@@ -8,7 +8,9 @@ from .autodiff import autocast
 from .backend import xp
 from .data.loader import cut
 from .parallel import BinaryCounter, same_bits
-from .parallel.wrapping import divided
+from .parallel.wrapping import check_rows
+
+STOP = 1 << 40      # a wish to stop, in one number with a count of rows
 
 
 def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1, clip=None, micro_shards=8,
@@ -31,10 +33,10 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
     whose gradients nobody sums, or no world; ValueError on all ranks where they have rows in common.
     """
     if not hasattr(model, "exact"):
-        raise TypeError(f"train_step: a {type(model).__name__}, whose gradients nobody sums over the ranks: wrap it, "
-                        "as DistributedDataParallel(model, world), or by fully_shard")
+        raise TypeError(f"train_step: a {type(model).__name__}, whose gradients nobody sums over the ranks: wrap it in "
+                        "DistributedDataParallel or fully_shard")
     if world is None:
-        raise TypeError("train_step: world is None; give the ranks that divide the samples, as comm.world()")
+        raise TypeError("train_step: world is None; give it the ranks that have samples, as comm.world()")
     strike = faults.of_step(world, step + 1)
     strike("begin", model)
     optimizer.zero_grad()
@@ -62,12 +64,12 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
                 if noise is not None:
                     noise.after_backward(len(piece.labels))
                 loss += losses.item()
-            total.add(xp.array([loss, float(stop), shard.rows[1] - shard.rows[0]]))
+            total.add(xp.array([loss, shard.rows[1] - shard.rows[0] + STOP * bool(stop)], xp.float64))
     strike("reduced", model)
     sums = total.total()
     world.all_reduce(sums, exact=model.exact)
-    if sums[2] > batch.count:
-        check_rows(model, batch, int(sums[2]), world)
+    stops, rows = divmod(int(sums[1]), STOP)
+    check_rows(model, batch, rows, world)
     loss = float(sums[0]) * scale
     if finite:
         divergence.check(loss, step + 1, optimizer, scaler)     # before the gradients go into the parameters
@@ -80,14 +82,7 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
     with divergence.quiet():
         scaler.step(optimizer)
     scaler.update()
-    return loss, bool(sums[1])
-
-
-def check_rows(model, batch, rows, world):
-    """ValueError where the ranks have more rows than the batch has. Those that divide sequences have the same ones."""
-    if rows > batch.count * max((m.divided_over.size for _, m in divided(model) if not m._parameters), default=1):
-        raise ValueError(f"train_step: a batch of {batch.count} samples, of which the {world.size} ranks have {rows} "
-                         "together: each needs rows of its own, as of Loader(…, rank=world.rank, size=world.size)")
+    return loss, stops > 0
 
 
 def check_work(model, batch, loss_sum, world, *, seed, step, turn, micro_shards=8, amp=None):

@@ -7,6 +7,7 @@ stretches of 16 elements, too, but for very small ones: their norm is then right
 whole ones. Parts by tensor parallelism are added up by themselves.)
 """
 
+import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -183,6 +184,24 @@ def check_known(params, what):
                          "the parameters of the model that was cut")
 
 
+_stages = weakref.WeakKeyDictionary()       # {leaf of a parameter: the leaves of all of this rank's stages, weakly}
+
+
+def is_part_of_pipeline(params):
+    """These are all that this rank trains of a model whose other stages other ranks have."""
+    leaves = weakref.WeakSet(p.leaf for p in params if p.requires_grad)
+    _stages.update(dict.fromkeys(leaves, leaves))
+
+
+def check_no_stages(params):
+    """ValueError for all parameters of this rank's stages of a pipeline: their norm is not the model's."""
+    given = {p.leaf for p in params} - {None}
+    stages = {id(leaves): leaves for leaf in given if (leaves := _stages.get(leaf)) is not None}
+    if any(set(leaves) <= given for leaves in stages.values()):
+        raise ValueError("clip_grad_norm_: these are all parameters of this rank's stages of a Pipeline, whose norm is "
+                         "another one on each rank: take pipeline.clip_grad_norm_(max_norm), of the model's norm")
+
+
 def clip_grad_norm_(params, max_norm, error_if_nonfinite=True):
     """Scale all gradients so that their common 2-norm is at most max_norm. Returns the norm before, a float.
 
@@ -192,8 +211,11 @@ def clip_grad_norm_(params, max_norm, error_if_nonfinite=True):
     norm is that of the whole gradient, the same on all ranks; then collective. A norm that is not finite is a
     ValueError (Diverged; in torch this has to be asked for), or, with error_if_nonfinite=False, returned, and changes
     nothing: beside a GradScaler, which leaves such a step out. ValueError for parts that don't say which ranks have the
-    others. (A pipeline's stages are whole parameters: take Pipeline.clip_grad_norm_.)
+    others; and for all parameters of this rank's stages of a pipeline, whose norm Pipeline.clip_grad_norm_ knows.
     """
+    params = tensors(params)
+    if _stages:
+        check_no_stages(params)
     return clip_stages({0: params}, max_norm, error_if_nonfinite=error_if_nonfinite)
 
 

@@ -58,7 +58,8 @@ def leaves_before(node):
 
 def dropouts(modules, chosen):
     """{path of a Dropout between a column and a row of one Sequential: (the column's path, whether its gate has been
-    passed)}. ValueError where it stands elsewhere too."""
+    passed)}, those too that a plan calls "sequence": there sequences are whole. ValueError where it stands elsewhere
+    as well."""
     found = {}
     for column in (path for path, way in chosen.items() if way in ("column", "column, gated")):
         parent, _, own = column.rpartition(".")
@@ -69,10 +70,10 @@ def dropouts(modules, chosen):
                 passed = passed or isinstance(layers[name], SwiGLU)
                 if chosen.get(path) == "row":
                     found |= between
-                if path in chosen:
-                    break
                 if isinstance(layers[name], Dropout) and is_known(layers[name]):
                     between[path] = column, passed
+                elif path in chosen:
+                    break
     for path in found:
         if others := [p for p, m in modules.items() if m is modules[path] and p not in found]:
             raise ValueError(f"parallelize_module: the Dropout {path} works on this rank's part of the features there, "

@@ -51,7 +51,7 @@ from ..data.loader import cut
 from ..data.packing import apart
 from ..ledger import spanning
 from ..nn.module import Sequential
-from ..optim.clip import clip_stages, tree_sum
+from ..optim.clip import clip_stages, is_part_of_pipeline, tree_sum
 from . import documents, tied
 from .context_parallel import Context
 from .documents import Stage
@@ -172,6 +172,8 @@ class Pipeline:
             check_links(self.ties, schedule)
             self.chains = tied.Chains(self.ties, stages, comm, self.micro_batches, self.device, self._tag_of_spec(
                 self.last) + len(self.places))
+        if comm.size > 1:
+            is_part_of_pipeline([p for chunk in chunks for p in chunk.parameters()])
         self.specs, self.told = {}, set()       # chunk: (dtype, shape of a sample); stages that know theirs
         self.kind = None        # of the batches for which they have been told: autocast's dtype, a sample's, its shape
         self.live = self.waiting = 0

@@ -19,6 +19,12 @@ import numpy as np
 
 from .data_parallel import DistributedDataParallel
 from .fully_sharded import FullySharded
+from .wrapping import ReducingModule
+
+FAULTY = ("A processor or a memory of theirs may be faulty. A checkpoint that was written when the check had passed is "
+          "good: go on from it, without that machine.")
+BETWEEN = (" Or, where these ranks share matrices, the parameter gets another gradient on each: parallelize_module "
+           "says what may lie between a 'column' and a 'row'.")
 
 
 class ReplicaError(RuntimeError):
@@ -29,10 +35,11 @@ def check_same_bits(model, step=None, everyone=None):
     """ReplicaError on every rank unless all hold the same bits of what they hold alike: it names the ranks that differ
     from most, the first parameter in which they do, and by how much.
 
-    model     a DistributedDataParallel: all parameters. Or a fully_shard model with `shard_over`: each piece, with
-              those of the other copies (a piece that one rank alone holds has nothing to be compared with: ValueError
-              where all are so). Or a list of these, a pipeline's stages on this rank. Between two steps. Not the
-              buffers, which become rank 0's in each forward
+    model     a DistributedDataParallel: all parameters; those that parallelize_module has left whole also with the
+              ranks that share the matrices, as those of a model that nobody has wrapped. Or a fully_shard model with
+              `shard_over`: each piece, with those of the other copies (a piece that one rank alone holds has nothing to
+              be compared with: ValueError where all are so). Or a list of these, a pipeline's stages on this rank.
+              Between two steps. Not the buffers, which become rank 0's in each forward
     step      how many steps are done, to be told
     everyone  the Communicator of all ranks (default: the model's; a pipeline's stages don't know it)
 
@@ -44,40 +51,54 @@ def check_same_bits(model, step=None, everyone=None):
         raise ValueError("check_same_bits: every rank holds pieces of its own, of which there is no copy: give "
                          "fully_shard shard_over, for copies, or look at the losses")
     when = "" if step is None else f", found after step {step:,}"
-    check_same(everyone or model.comm, groups, f"the replicas have parted{when}")
+    cut = any(sharing(part) for part in (model if isinstance(model, list) else [model]))
+    check_same(everyone or getattr(model, "comm", None) or groups[0][0], groups, f"the replicas have parted{when}",
+               FAULTY + BETWEEN * cut)
 
 
-def check_same(everyone, groups, problem):
-    """ReplicaError on every rank, which begins with the problem, unless the ranks of each group hold the same bits.
+def check_same(everyone, groups, problem, advice=FAULTY):
+    """ReplicaError on every rank, from the problem to the advice, unless the ranks of each group hold the same bits.
     groups: [(Communicator, [(name, tensor)])], those of this rank; everyone: the Communicator of all. Collective."""
     said = [(comm, named, _gathered(comm, crc32(tensor for _, tensor in named))) for comm, named in groups]
     parted = np.array([any(len(set(found)) > 1 for *_, found in said)], np.uint8)
     if [comm for comm, _ in groups] != [everyone]:
         everyone.all_reduce(parted, op="max")       # others may have parted
     if parted[0]:
-        raise ReplicaError(_diagnosis(everyone, said, problem))
+        raise ReplicaError(_diagnosis(everyone, said, problem, advice))
 
 
 def replicated(model):
     """[(Communicator, [(name, tensor)])]: what the ranks of each hold alike, on this rank's part."""
     groups = {}
     for part in model if isinstance(model, list) else [model]:
-        for name, p in part.module.named_parameters():
-            comm, held = _copies(part, p)
+        wrapped, beside = isinstance(part, ReducingModule), sharing(part)
+        if not (wrapped or beside):
+            raise TypeError(f"check_same_bits: {type(part).__name__}; it takes a DistributedDataParallel, a "
+                            "fully_shard model, or one that parallelize_module has cut")
+        for name, p in (part.module if wrapped else part).named_parameters():
+            comm, held = _copies(part, p) if wrapped else (None, p)
             if comm is not None:
                 groups.setdefault(comm, []).append((name if held is p else f"{name}, a piece", held))
+            for comm in beside:
+                if p.leaf is None or p.leaf.part is None or p.leaf.part.comm is not comm:
+                    groups.setdefault(comm, []).append((name, p))
     return list(groups.items())
+
+
+def sharing(model):
+    """The Communicators of ranks that share the model's matrices, by parallelize_module, on the same samples. (Those of
+    a fully_shard model's pieces needn't be cut alike, and aren't asked.)"""
+    return [] if isinstance(model, FullySharded) else list(dict.fromkeys(
+        m.comm for m in model.modules() if getattr(type(m), "is_part", False) and m.comm.size > 1
+        and not hasattr(m, "divided_over")))
 
 
 def _copies(model, p):
     """(who holds the same of a parameter of the module, or None: nobody; what this rank holds of it)"""
     if isinstance(model, DistributedDataParallel):
         return model.apart.get(id(p), (model.comm,))[0], p
-    if isinstance(model, FullySharded):
-        piece, grid = model.piece_of.get(id(p)), model.grid_of(p)
-        return (grid.everyone, p) if piece is None else (grid.replicas, piece)
-    raise TypeError(f"check_same_bits: {type(model).__name__}; it takes a DistributedDataParallel, or a fully_shard "
-                    "model")
+    piece, grid = model.piece_of.get(id(p)), model.grid_of(p)
+    return (grid.everyone, p) if piece is None else (grid.replicas, piece)
 
 
 def crc32(tensors):
@@ -110,13 +131,11 @@ def minority(found):
     return found.index(value), [i for i, other in enumerate(found) if other != value]
 
 
-def _diagnosis(everyone, groups, problem):
+def _diagnosis(everyone, groups, problem, advice):
     """What to say, the same on all ranks. groups: [(comm, [(name, tensor)], [crc of each rank of comm])]"""
     mine = [_of_group(comm, named, found) for comm, named, found in groups if len(set(found)) > 1]
     lines = dict.fromkeys(text for texts in everyone.all_gather_object(mine) for text in texts)
-    return "\n".join([f"{problem}:", *lines, (
-        "A processor or a memory of theirs may be faulty. A checkpoint that was written when the check had passed is "
-        "good: go on from it, without that machine.")])
+    return "\n".join([f"{problem}:", *lines, advice])
 
 
 def _of_group(comm, named, found):

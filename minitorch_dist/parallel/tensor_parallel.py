@@ -348,6 +348,7 @@ def parallelize_module(module, comm, plan, sequence_parallel=False, tp_comm_over
         chosen = plans.chosen_by((sequences.between(module) if sequence_parallel else {}) | plan, modules, WAYS,
                                  sequence_parallel)
         dropouts = between.dropouts(modules, chosen)
+        chosen = {path: way for path, way in chosen.items() if path not in dropouts}
         if sequence_parallel:
             sequences.check_plan({path: m for path, m in modules.items() if path not in dropouts}, chosen)
         plans.check_separate(modules, chosen)

@@ -165,6 +165,14 @@ def check_summed(module, y):
                            f"mesh['dp', {over!r}]; where that is done otherwise, set summed = True of its {name}")
 
 
+def check_rows(model, batch, rows, world):
+    """ValueError where ranks have rows in common, unless they share the work on each."""
+    n = batch.count * world.size // getattr(model, "comm", world).size
+    if rows > n and rows > n * max((m.divided_over.size for _, m in divided(model) if not m._parameters), default=1):
+        raise ValueError(f"train_step: a batch of {batch.count} samples, of which the {world.size} ranks have {rows} "
+                         "together: each needs rows of its own, as of Loader(…, rank=world.rank, size=world.size)")
+
+
 def annotated(module):
     """{name: Sharded} of the parameters that lie on a mesh (annotate.py)."""
     return {f"{path}.{name}".lstrip("."): getattr(m, name) for path, m in module.named_modules()

@@ -124,3 +124,32 @@ def no_copy():
         check_same_bits(model)
     except ValueError as error:
         return str(error)
+
+
+class Gate(nn.Module):
+    """x, scaled by a parameter when it is open."""
+
+    def __init__(self):
+        super().__init__()
+        self.temp, self.open = nn.Parameter(np.full(1, 1.5, np.float32)), False
+
+    def forward(self, x):
+        return mt.tanh(x * self.temp) if self.open else mt.tanh(x)
+
+
+def parted_beside_matrices(wrap):
+    """[what is said after two steps, and after two more with a gate between column and row], on a mesh of two ranks
+    along tp."""
+    from minitorch_dist.parallel.tensor_parallel import parallelize_module  # it brings further ops
+    mesh = DeviceMesh(dp=-1, tp=2)
+    mt.manual_seed(4)
+    model = nn.Sequential(nn.LayerNorm(SIZES[0]), nn.Linear(SIZES[0], 6), Gate(), nn.Linear(6, SIZES[2]))
+    gate = model[2]
+    parallelize_module(model, mesh["tp"], {"1": "column", "3": "row"})
+    model = DistributedDataParallel(model, mesh["dp"]) if wrap else model
+    optimizer, found = optim.SGD(model.parameters(), lr=0.01), []
+    for i in range(4):
+        gate.open = i > 1       # the row has looked at its first forward alone
+        step(model, optimizer, mesh.coords["dp"] + 10 * i)
+        found += [said(model, i + 1)] * (i % 2)
+    return found

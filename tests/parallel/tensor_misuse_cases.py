@@ -152,8 +152,8 @@ def dropped(kind, sequence_parallel):
     model = nn.Sequential(nn.Linear(4, features, dtype=np.float64), nn.Dropout(0.5), nn.SwiGLU() if kind == "gated" else
                           nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 4, dtype=np.float64))
     twin = copy.deepcopy(model)
-    tp.parallelize_module(twin, world, {"0": "column, gated" if kind == "gated" else "column", "4": "row"},
-                          sequence_parallel)
+    plan = {"0": "column, gated" if kind == "gated" else "column", "4": "row"}
+    tp.parallelize_module(twin, world, plan | ({"1": "sequence"} if sequence_parallel else {}), sequence_parallel)
     found = []
     for m in (model, twin):
         with mt.backend.random_scope(0, 1, 3, (0, 3)):

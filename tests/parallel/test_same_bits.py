@@ -107,3 +107,12 @@ def test_the_sum_is_the_standard_crc32():
         def numpy(self):
             return self.array
     assert crc32([Values(b"1234"), Values(b"56789")]) == 0xCBF43926      # the check value of the catalogues
+
+
+@pytest.mark.parametrize(("n", "wrap"), [(2, False), (2, True), (4, True)])
+def test_what_is_whole_is_alike_where_matrices_are_shared(n, wrap):
+    """A gate that opens later, whose gradient is of a rank's part alone: the check finds it, by name."""
+    for before, after in crews.call(CASES + "parted_beside_matrices", n, args=(wrap,)):
+        assert before is None
+        assert "found after step 4" in after and "first in '2.temp', float32[1]" in after
+        assert "parallelize_module says what may lie between a 'column' and a 'row'" in after

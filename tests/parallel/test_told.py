@@ -42,6 +42,17 @@ def test_a_stage_that_gives_a_pair_ends_the_job():
         ranks.call(CASES + "a_stage_of_two", 2, limit=20)
 
 
+def test_a_stages_norm_is_not_the_models():
+    """A rank alone is the model."""
+    everyone = crews.call(CASES + "stages_clipped", 2)
+    whole = sum(sum(squares) for _, _, squares, _ in everyone) ** 0.5
+    for found, one, (_, bias), norm in everyone:
+        told({"": found}, {"": ("ValueError", "all parameters of this rank's stages", "take pipeline.clip_")})
+        assert abs(one - bias ** 0.5) < 1e-12 * one and abs(norm - whole) < 1e-12 * whole
+    (found, *_), = crews.call(CASES + "stages_clipped", 1)
+    assert found is None
+
+
 def test_micro_shards_of_one_sample():
     for found in crews.call(CASES + "small_micro_shards", 2):
         told({"": found}, {"": ("ValueError", "2 or more values per channel, got 1", "in exact mode each micro-")})

@@ -94,3 +94,15 @@ def loaded_into_another(folder):
     model = nn.Linear(4, 3)
     Checkpoints(folder).save(1, model, optim.AdamW(model.parameters(), 0.1))
     return said(lambda: Checkpoints(folder).load(model, optim.SGD(model.parameters(), 0.1, momentum=0.9)))
+
+
+def stages_clipped():
+    """(the error for a stage's parameters, the norm of one of them alone and what it is, the pipeline's)."""
+    world = comm.world()
+    mt.manual_seed(world.rank)
+    stage = nn.Linear(4, 4, dtype="f8")
+    pipeline = Pipeline([stage], world, one_forward_one_backward(world.size, 2))
+    pipeline.run(next(iter(data.Loader(X, LABELS, 4).epoch(0))), lambda y, labels: (y * y).sum(), seed=0, step=0)
+    squares = [float((p.grad.numpy() ** 2).sum()) for p in stage.parameters()]
+    return (said(lambda: optim.clip_grad_norm_(stage.named_parameters(), 1e9)), optim.clip_grad_norm_(stage.bias, 1e9),
+            squares, pipeline.clip_grad_norm_(1e9))
