@@ -43,7 +43,7 @@ def world():
             return world_of_one(algorithm)
         engine = mpi.MpiEngine(MPI, MPI.COMM_WORLD.Dup())   # messages of other users of mpi4py stay apart
         _guard.start(engine)
-    return Communicator(engine, "world", algorithm=algorithm)
+    return Communicator(engine, "world", algorithm=algorithm, token=1)
 
 
 _guard = Guard(launched_rank(), launched_size(), world)

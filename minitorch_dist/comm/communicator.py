@@ -34,6 +34,7 @@ class Communicator(Messages, Objects, OnDevices):
     name          the axis under which the ledger counts
     world_ranks   the members' ranks in the world
     axes          {name: Communicator} of the axes of a DeviceMesh that it takes together; {} where it is of one
+    token         a number that its ranks know it by, and no other communicator; 0: they don't
     hooks         objects with before(op, x, peer) and after(op, x, peer), called around every operation, for
                   counting, checking, a simulated link or an injected fault. op: the method's name; x: the array that
                   holds the input or receives the data (None for a barrier); peer: the other rank, or the root, else
@@ -56,9 +57,11 @@ class Communicator(Messages, Objects, OnDevices):
     def __deepcopy__(self, memo):
         return self     # a copy of what is cut over the ranks is cut over the same
 
-    def __init__(self, engine, name, hooks=(), algorithm="auto"):
+    def __init__(self, engine, name, hooks=(), algorithm="auto", token=0):
         self.rank, self.size, self.world_ranks = engine.rank, engine.size, engine.world_ranks
-        self.name, self.axes = name, {}
+        self.name, self.axes, self.token = name, {}, token
+        self._splits = 0
+        state.groups.add(token)
         self.hooks = list(hooks)
         self._engine = engine
         self._elsewhere = {rank for node in engine.nodes if self.rank not in node for rank in node}
@@ -122,7 +125,7 @@ class Communicator(Messages, Objects, OnDevices):
         if known is not None and not (exact or algorithm or what or self.hooks or ledger.open_ledgers
                                       or recording.graph is not None):
             if async_op:
-                return Work(self, "all_reduce", (x,), None, known.post())
+                return Work(known.call, (x,), known.post())
             if not self._window.pending:
                 return known.run()
         check.array("all_reduce", "x", x, written=True)
@@ -307,11 +310,18 @@ class Communicator(Messages, Objects, OnDevices):
         if color is not None and (not isinstance(color, (int, np.integer)) or color < 0):
             raise ValueError(f"split: color={color!r} must be an integer ≥ 0, or None to join no group")
         self.agree("split")
+        self._splits += 1
         engine = self._engine.split(color, self.rank if key is None else key)
         if engine is None:
             return None
+        token = self.token and mismatch.fingerprint((self.token, self._splits, int(color)))
         return Communicator(engine, f"{self.name}/{color}" if name is None else name, self.hooks,
-                            self._algorithm)
+                            self._algorithm, token)
+
+    def late(self, number=None):
+        """World ranks that haven't called collective `number` (None: the last one posted), of those that can be seen
+        from here and told (with MINITORCH_CHECK=0 not all calls are numbered)."""
+        return [] if self._check is None else self._check.late(number)
 
     def free(self):
         """Give back what MPI keeps for it, of which it has some 2,000; afterwards nothing can be sent. Collective.
@@ -331,13 +341,13 @@ class Communicator(Messages, Objects, OnDevices):
         place = self._place(x)
         return place, key if place is None else mismatch.of_piece(key, place)
 
-    def _begin(self, op, x=None, peer=None, detail=None):
-        """The hooks hear of an operation: (its Call, the key by which the ranks compare it)."""
+    def _begin(self, op, x=None, peer=None, detail=None, number=None, tag=None):
+        """The hooks hear of an operation: (its Call, the key by which they compare it). number, tag: the Call's."""
         refuse_in_graph(op)
         for hook in self.hooks:
             hook.before(op, x, peer)
         like = Like.of(x)
-        return Call(self, op, like, peer), (op, *(like or (None, None)), detail)
+        return Call(self, op, like, peer, number, tag), (op, *(like or (None, None)), detail)
 
     def _count(self, op, nbytes, share=None, formula=None):
         if ledger.open_ledgers or self.hooks:
@@ -377,7 +387,7 @@ class Communicator(Messages, Objects, OnDevices):
         """Run or post an operation."""
         begin = ledger.now() if ledger.open_ledgers else None
         if async_op:
-            return Work(self, call.op, buffers, call.peer, start(), begin)
+            return Work(call, buffers, start(), begin)
         state.enter(call)
         try:
             start()

@@ -12,6 +12,8 @@ What a plain `mpirun python` does when one rank fails is wait for ever, or end w
     is interrupted from the keyboard      ends the job quietly with status 130, also from inside a call of MPI
     is killed by a signal                 (the launcher ends the job; a rank that notices first says whom it misses)
     waits too long                        all ranks print where they are, and the job ends
+    waits for one that waits for it,      the same, after some seconds; also where there are more of them, in a circle
+    in another call                       (comm/circle.py)
 
 How long is too long: MINITORCH_STALL_SECONDS, 600 unless set, 0 for ever. Every message is one write to stderr, each
 line prefixed by `[rank R of N]`. What a rank must know of the others stands in memory shared by the node's ranks; to
@@ -34,7 +36,7 @@ import traceback
 
 import numpy as np
 
-from . import mpi
+from . import circle, mpi
 from .exits import raise_exit, when_main_ends
 from .joining import limited, readable, remove_segment_names
 from .memory import map_together
@@ -47,12 +49,16 @@ GRACE = 0.5           # seconds that a call may still take after its peer has le
 SPEAK_SECONDS = 1     # for all ranks to say what they have to say, before the job ends
 ABORT_LIMIT = 5       # seconds for MPI_Abort, then the process ends itself by SIGALRM
 STALL_SECONDS = 600   # unless the environment says something else
+CIRCLE_SECONDS = 5    # that a rank waits before it asks whether those that it waits for wait for it
 JOIN_SECONDS = 5      # for the others to come to comm.world(), at least: a program takes its time to start
 
 # Words of a rank's line, which only it writes: it has left; its process and the table of processes that it stands in;
-# it has waited too long; it has said its part.
+# it has found out that it waits in vain, and how; it has said its part. What it waits for follows (comm/circle.py).
 GONE, PROCESS, TABLE, STALLED, SPOKEN = range(5)
 LINE_BYTES = 128
+LIMIT, CIRCLE = 1, 2   # how: it has waited too long, or in a circle
+DEADLOCK = ("ranks wait for each other in a circle (what they call, send and receive must come in orders that fit, in "
+            "all communicators together)")
 LEFT = 1              # the tag of the word, of no bytes, that a rank has left
 WORD = np.empty(0, np.uint8)
 
@@ -76,6 +82,7 @@ class Guard:
     exits          another one of all ranks, on which they say that they leave, or are about to end by a status
     elsewhere      world ranks that can't see this one's line; left: those whose word has come
     lines, mine    {world rank: its words} of this node's ranks, and this rank's own; none where they share no memory
+    waits          who of the node waits for whom; None where they share no memory
     limit          seconds that a wait may take; None: no limit
     pid            of the process that is the rank: one that it has forked isn't guarded
     wakeup         a file that becomes readable when a signal has come
@@ -91,7 +98,7 @@ class Guard:
         self.rank, self.size, self.join = rank, size, join
         self.engine, self.exits, self.lines, self.mine, self.wakeup = None, None, {}, None, None
         self.pid, self.exit_ends_job, self.limit = os.getpid(), None, None
-        self.next_look, self.seen_missing = 0.0, {}
+        self.next_look, self.seen_missing, self.waits = 0.0, {}, None
         self.elsewhere, self.left, self.hearing = frozenset(), set(), threading.Lock()
         self.end_process, self.has_begun, self.ending, self.watched = os._exit, False, False, None
 
@@ -125,9 +132,10 @@ class Guard:
         self.rank, self.size, self.pid = engine.rank, engine.size, os.getpid()
         self.begin()      # a launcher may have told its processes nothing
         node = engine.of_node()
-        lines = map_together(node, LINE_BYTES) or []
+        lines = map_together(node, LINE_BYTES + circle.line_bytes(node.size)) or []
         self.lines = {rank: line.cast("Q") for rank, line in zip(node.world_ranks, lines, strict=False)}
         if self.lines:
+            self.waits = circle.Waits(self.rank, {rank: line[LINE_BYTES // 8:] for rank, line in self.lines.items()})
             self.mine = self.lines[self.rank]
             self.mine[PROCESS], self.mine[TABLE] = self.pid, _process_table()
         self.meet_everybody(engine)
@@ -302,7 +310,9 @@ class Guard:
             if state.calls != calls or state.call is None:
                 calls, since = state.calls, time.monotonic()
             waited = time.monotonic() - since
-            stalled = self.limit is not None and waited > self.limit
+            stalled = LIMIT if self.limit is not None and waited > self.limit else 0
+            if self.waits is not None and self.waits_in_a_circle(waited, calls):
+                stalled = CIRCLE
             if waited > GRACE and state.call is not None and self.elsewhere and mpi.allows_threads():
                 self.hear()
             if stalled or self.others_stalled():
@@ -355,19 +365,32 @@ class Guard:
         whom = f" for {told(missing)}" if missing else ""
         return f"waits in {call}{whom}. It waits here:\n{stack(sys._current_frames().get(state.thread))}"
 
+    def waits_in_a_circle(self, waited, calls):
+        """Whether it is certain; not at the first look."""
+        call = state.call
+        if waited > CIRCLE_SECONDS and call is not None:
+            return bool(self.waits.circle(calls, call))
+        self.waits.forget()
+        return False
+
     def others_stalled(self):
         return any(line[STALLED] for line in self.lines.values()) and not self.mine[SPOKEN]
 
     def stall(self, stalled):
-        """Somebody has waited too long: say where this rank is; the one who has waited ends the job."""
-        message = (f"the stall limit of {self.limit:g} s (MINITORCH_STALL_SECONDS) is reached, and the job ends. "
-                   f"This rank {self.describe(state.call)}")
+        """Somebody has waited in vain: say where this rank is; the one who has waited ends the job. stalled: how this
+        one has, or 0."""
+        how, awaited = stalled or max(line[STALLED] for line in self.lines.values()), None
+        if how == CIRCLE:
+            why, awaited = DEADLOCK, self.waits.awaited(self.rank)
+        else:
+            why = f"the stall limit of {self.limit:g} s (MINITORCH_STALL_SECONDS) is reached"
+        message = f"{why}, and the job ends. This rank {self.describe(state.call, awaited)}"
         if not stalled:
             self.say(message)
             self.mine[SPOKEN] = 1
             return
         if self.lines:
-            self.mine[STALLED] = 1
+            self.mine[STALLED] = stalled
         self.say_and_hear(message)
         left = [rank for rank, line in self.lines.items() if line[GONE]]
         self.end_job(1, f"these ranks have left the program: {left}" if left else "")

@@ -75,7 +75,7 @@ class Messages:
     def _wait_for_any(self, timeout):
         limit = None if timeout is None else time.monotonic() + timeout
         looks = 0
-        state.enter(Call(self, "recv_any"))
+        state.enter(Call(self, "recv_any", number=0))
         try:
             while (found := self._engine.probe(ENVELOPE)) is None and (limit is None or time.monotonic() < limit):
                 looks += 1
@@ -88,16 +88,22 @@ class Messages:
         """A message, posted where op is "isend", with a tag of any kind; the ledger counts it as `counted`."""
         check.array(op, "x", x)
         check.rank(op, "dst", dst, self.size, own=self.rank)
-        call, _ = self._begin(op, x, dst)
+        call, _ = self._begin(op, x, dst, number=0)
         self._count_bytes(counted, x.nbytes, x.nbytes if dst in self._elsewhere else 0)
         posted = op == "isend"
+        message = self.token, self.world_ranks[dst], tag
+        state.sent[message] = state.sent.get(message, 0) + 1
         return self._do(call, (x,), posted, lambda: self._messenger_of(x).send(x, dst, tag, posted))
 
     def _recv(self, op, x, src, tag):
         """The other side of _send, posted where op is "irecv"."""
         check.array(op, "x", x, written=True)
         check.rank(op, "src", src, self.size, own=self.rank)
-        call, _ = self._begin(op, x, src)
+        message = self.token, self.world_ranks[src], tag
+        number = state.received.get(message, 0) + 1
+        call, _ = self._begin(op, x, src, None, number, tag)
         self._count("recv", x.nbytes)
         posted = op == "irecv"
-        return self._do(call, (x,), posted, lambda: self._messenger_of(x).recv(x, src, tag, posted))
+        work = self._do(call, (x,), posted, lambda: self._messenger_of(x).recv(x, src, tag, posted))
+        state.received[message] = number      # if it has raised none was taken, as far as is known
+        return work

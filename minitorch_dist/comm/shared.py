@@ -217,6 +217,11 @@ class Window:
         while not self.arrived(number):
             spins = self.pause(spins)
 
+    def late(self, number=None):
+        """World ranks of this node that haven't come to collective `number` (None: the last one posted here)."""
+        number = self._posted if number is None else number
+        return [self.engine.world_ranks[i] for i, line in enumerate(self._lines) if line.cast("Q")[POSTED] < number]
+
     def _verify(self, number):
         """Compare the fingerprints of all collectives up to `number` that haven't been compared yet.
 

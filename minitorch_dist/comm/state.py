@@ -9,6 +9,8 @@ import time
 import zlib
 from typing import NamedTuple
 
+LATE, MESSAGE = 1, 2     # what a rank hasn't done: called it, sent it
+
 LOOKS = 50      # at a record that is being written, a millisecond apart
 
 
@@ -32,6 +34,18 @@ class Call(NamedTuple):
     op: str
     like: object = None     # the Like of its array, or None
     peer: object = None     # rank within the communicator, or None for a collective
+    number: object = None   # which one of the communicator's collectives it is, or of the peer's messages with its tag;
+                            # None: the collective posted last; 0: nobody can say, or it ends by itself
+    tag: object = None      # of the message that it receives
+
+    def awaited(self):
+        """{world rank: LATE or MESSAGE (comm/circle.py)}: whose call or message must come before this call can return,
+        as far as that is certain (of a message its sender must know, too)."""
+        if self.number == 0:
+            return {}
+        if self.tag is not None:
+            return {self.communicator.world_ranks[self.peer]: MESSAGE} if self.communicator.token else {}
+        return dict.fromkeys(self.communicator.late(self.number), LATE)
 
     def waits_for(self):
         """World ranks without which this call can't return."""
@@ -50,18 +64,25 @@ class RankState:
     """`call` is what this rank waits in (None: it computes), `calls` how many blocking calls it has begun, `thread`
     the identifier of the thread that has begun the last one, `turn` that of the thread whose turn it is to compute
     where several take turns (None: the main one computes). `waited` are the seconds spent in calls, of one within
-    another once; None as long as nobody has set it to 0.0, to be told."""
+    another once; None as long as nobody has set it to 0.0, to be told.
+
+    `threads` are the identifiers of those that have called. Of messages `sent` and `received` count, by (communicator's
+    token, the other's world rank, tag), those that were posted; `groups` are the tokens that this process knows."""
 
     def __init__(self):
         self.call, self.calls, self.thread, self.turn = None, 0, None, None
         self.waited = self._since = None
         self._file = None
+        self.threads, self.groups, self.sent, self.received = set(), set(), {}, {}
         self.look = lambda call: None       # the guard's, for calls that don't wait, but come again and again
 
     def enter(self, call):
         """A blocking call begins."""
         self.calls += 1
-        self.thread = threading.get_ident()
+        thread = threading.get_ident()
+        if thread != self.thread:
+            self.thread = thread
+            self.threads.add(thread)
         self.call = call
         if self.waited is not None:
             self._count()

@@ -6,7 +6,7 @@ it, and is False if that took more than `timeout` seconds (None: no limit). Engi
 
 from .. import ledger
 from .mismatch import MismatchError
-from .state import Call, Like, state
+from .state import Call, state
 
 
 def timeline_detail(x):
@@ -22,10 +22,10 @@ class Work:
     on the node's window a rank does its part of the reduction inside `wait` or `is_completed`.
     """
 
-    def __init__(self, communicator, op, buffers, peer, request, begin=None):
+    def __init__(self, call, buffers, request, begin=None):
         self._begin, self._detail = begin, begin is not None and timeline_detail(buffers[0])
-        self.op, self.buffers, self.peer = op, buffers, peer
-        self._communicator, self._request, self._done, self._failure = communicator, request, False, None
+        self.op, self.buffers, self.peer = call.op, buffers, call.peer
+        self._call, self._request, self._done, self._failure = call, request, False, None
         if request is None:   # nothing was left to wait for
             self._finish()
 
@@ -39,18 +39,27 @@ class Work:
         """Return when the buffers hold the result. TimeoutError after `timeout` seconds (None: no limit)."""
         if self._done:
             return
-        state.enter(Call(self._communicator, self.op, Like.of(self.buffers[0]), self.peer))
+        state.enter(self._waiting(timeout))
         begin = ledger.now() if ledger.open_ledgers else None
         try:
             completed = self._ask(self._request.wait, timeout)
         finally:
             state.leave()
         if not completed:
-            raise TimeoutError(f"{self.op} on {self._communicator.name!r} (peer {self.peer}) hasn't completed within "
-                               f"{timeout} s: another rank hasn't called it yet, or has called it in another order")
+            name = self._call.communicator.name
+            raise TimeoutError(f"{self.op} on {name!r} (peer {self.peer}) hasn't completed within {timeout} s: "
+                               "another rank hasn't called it yet, or has called it in another order")
         self._finish()
         if begin is not None:
             ledger.span("compute", "wait", begin, self._detail or "")
+
+    def _waiting(self, timeout):
+        """The Call of waiting for it: of a collective with its number, of what ends by itself with none."""
+        if timeout is not None:
+            return self._call._replace(number=0)
+        if self._call.tag is not None:
+            return self._call
+        return Call(*self._call[:4], getattr(self._request, "number", 0))
 
     def _ask(self, call, *args):
         """What the request says. Where the ranks differ, the request is done with, and its buffers will never hold the
@@ -65,7 +74,7 @@ class Work:
 
     def _finish(self):
         self._done = True
-        for hook in self._communicator.hooks:
+        for hook in self._call.communicator.hooks:
             hook.after(self.op, self.buffers[0], self.peer)
         if self._begin is not None:
             ledger.span("communication", self.op, self._begin, self._detail)

@@ -234,6 +234,17 @@ def another_shape_in_a_part_of_the_ranks(world, x):
     pair.all_reduce(x if world.rank != 1 else x[:5])
 
 
+# ---------------------------------------------------------------- ranks that wait for each other
+
+@fault("waits in another communicator")
+@on_all
+def waits_in_another_communicator(world, x):
+    mesh = comm.DeviceMesh(dp=-1)
+    if world.rank == 0:
+        world.all_reduce(x)
+    mesh["dp"].all_reduce(x.copy())   # where the others wait for rank 0
+
+
 # ---------------------------------------------------------------- never comes
 
 @fault("never comes: computes for ever")

@@ -22,9 +22,11 @@ PROGRAM = Path(faulty.__file__)
 DOCUMENT = Path(__file__).parents[2] / "docs" / "faults.md"
 SECONDS = 10
 ENVIRONMENT = {"MINITORCH_STALL_SECONDS": "1"}
+AFTER_SECONDS = {"waits in another communicator": {"MINITORCH_STALL_SECONDS": "60"}}     # told after 5 s
 WAITS = "waits in all_reduce(float32[10]) on 'world' for rank 1, which has left the program", "# the others wait here"
 WRONG = "ValueError: the value is wrong", "in broken"
 DIFFER = "MismatchError: the ranks of 'world' don't agree on their collective number"
+CIRCLE = "wait for each other in a circle", "the job ends"
 STALLED = "the stall limit of 1 s", "the job ends", "This rank waits in"
 
 IN_MPI_INIT = "has waited 5 s (MINITORCH_STALL_SECONDS) for all ranks to call comm.world()", "in joins_the_others"
@@ -62,10 +64,12 @@ FAULTS = {
                                   "in another_order: world.all_reduce(x)", "in another_order: world.barrier()")),
     "another shape, posted": (1, {0, 1}, (DIFFER, "second = world.all_reduce(")),
     "another shape, in a part of the ranks": (1, {0, 1}, ("the ranks of 'pair' don't agree", "all_reduce(float32[5]")),
+    "waits in another communicator": (1, {0, 1}, (*CIRCLE, "all_reduce(float32[10]) on 'dp' for rank 0, which hasn't")),
     "never comes: computes for ever": (1, {0, 1}, (STALLED[0], "is in no call of a communicator", "time.sleep(60)")),
     "never comes: waits for a message that nobody sends": (1, {0, 1}, STALLED),
 }
 SAID_BY_0 = {   # where the two ranks say different things, `FAULTS` has rank 1's
+    "waits in another communicator": (*CIRCLE, "waits in"),
     "never comes: computes for ever": (*STALLED, "all_reduce(float32[10]) on 'world'", "# the others wait here"),
     "never comes: waits for a message that nobody sends": (*STALLED, "all_reduce(float32[10])"),
 }
@@ -85,7 +89,8 @@ FIRST_SPEAKS = {"runs out of data early"}
 def provoke(case):
     fault, place, n = case
     nodes = {"MINITORCH_NODES": "2" if place == TWO_NODES else "1"}
-    return ranks.launch([PROGRAM, fault, place.split()[0]], n, limit=SECONDS, env=ENVIRONMENT | nodes)
+    variables = ENVIRONMENT | AFTER_SECONDS.get(fault, {}) | nodes
+    return ranks.launch([PROGRAM, fault, place.split()[0]], n, limit=2 * SECONDS, env=variables)
 
 
 def shared_memory_files():
@@ -302,7 +307,10 @@ Written by `python -m tests.comm.test_faults`, from the runs of `tests/comm/faul
 provoke; a test fails when this page is no longer true. In each, rank 1 does what the code shows and rank 0 goes on
 reducing, unless the code is for both; a function without arguments runs before rank 1 comes to comm.world(). Every job
 ends within seconds, with a status other than 0, and leaves no process and no shared memory behind. The stall limit,
-600 s unless `MINITORCH_STALL_SECONDS` says otherwise, was set to 1 s (comm.world() waits 5 s at least).
+600 s unless `MINITORCH_STALL_SECONDS` says otherwise, was set to 1 s (comm.world() waits 5 s at least), and to 60 s
+where ranks wait for each other in different communicators. They are told after 5 s, where it is certain: a circle
+through ranks of different nodes, a send, a message from anybody, or a part that another rank does in its own `wait`
+ends at the stall limit, and so does one through collectives with `MINITORCH_CHECK=0`.
 
 | fault | status | who speaks |
 |---|---:|---|
