@@ -374,8 +374,8 @@ class Communicator(Messages, Objects, OnDevices):
             return self._do(call, buffers, async_op, start if async_op else lambda: start().wait())
         if self._check is None:
             return self._do(call, buffers, async_op, start)
-        if async_op:
-            number = self._check.post(key, caller())
+        if async_op:        # MPI doesn't match it with a call that blocks
+            number = self._check.post((*key[:3], ", ".join(filter(None, (key[3], "posted")))), caller())
             return self._do(call, buffers, True, lambda: mismatch.Checked(self._check, number, start()))
 
         def checked():

@@ -155,7 +155,7 @@ def _calls(c, odd):
         "named": lambda: c.all_to_all(six.copy(), six, what="contiguous" if odd else "zigzag"),
         "split": lambda: pick(lambda: c.split(0), lambda: c.all_reduce(x)),
         "posted": lambda: pick(lambda: c.all_reduce(x, async_op=True), lambda: c.all_reduce(y, async_op=True)).wait(),
-        "posted against not": lambda: pick(lambda: c.all_reduce(x, async_op=True).wait(), lambda: c.all_reduce(y)),
+        "posted against not": lambda: pick(lambda: c.all_reduce(x, async_op=True).wait(), lambda: c.all_reduce(x)),
         "third of three": lambda: (c.all_reduce(x), c.barrier(), pick(c.barrier, lambda: c.all_reduce(x))),
     }
 

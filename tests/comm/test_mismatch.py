@@ -30,8 +30,8 @@ CALLED = {
     "said in words": ("ring(float32[8], zigzag)", "ring(float32[8], contiguous)"),
     "named": ("all_to_all(float32[6], zigzag)", "all_to_all(float32[6], contiguous)"),
     "split": ("split()", "all_reduce(float32[8], sum)"),
-    "posted": ("all_reduce(float32[8], sum)", "all_reduce(float32[9], sum)"),
-    "posted against not": ("all_reduce(float32[8], sum)", "all_reduce(float32[9], sum)"),
+    "posted": ("all_reduce(float32[8], sum, posted)", "all_reduce(float32[9], sum, posted)"),
+    "posted against not": ("all_reduce(float32[8], sum, posted)", "all_reduce(float32[8], sum)"),
     "third of three": ("barrier()", "all_reduce(float32[8], sum)"),
 }
 

@@ -424,6 +424,7 @@ def test_a_rank_may_have_nothing_to_update_in_several_models():
         scaler.update()
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")      # inf - inf, of steps that are left out
 def test_the_recipe_goes_on_after_steps_that_overflow():
     """As its docstring has it, with clipping, from a factor that is much too large."""
     mt.manual_seed(0)

@@ -361,7 +361,7 @@ def test_parameters_that_some_ranks_use(stage):
 
 def test_ranks_that_go_through_other_units_end_the_job():
     """Units of one shape: without their names in the check, one's values would become the other's."""
-    calls = r"(?s)all_gather\([^()]*, layers.1\).*all_gather\([^()]*, layers.2\)"
+    calls = r"(?s)all_gather\([^()]*, layers.1, posted\).*all_gather\([^()]*, layers.2, posted\)"
     with pytest.raises(AssertionError, match=calls):
         ranks.call(MISUSE + "used_by_some", 2, (3,), limit=20)
 
