@@ -48,7 +48,7 @@ def fetch(files, folder, mirrors=None, probe_seconds=PROBE_SECONDS, stall_second
         raise DownloadError(f"the cache folder {folder} can't be made ({error}); "
                             f"XDG_CACHE_HOME may name another place.") from error
     mirrors = MIRRORS if mirrors is None else mirrors
-    reasons = dict.fromkeys(mirrors, f"no answer within {probe_seconds:g} s")
+    reasons = dict.fromkeys(mirrors, _silence(probe_seconds))
     for mirror in answering(mirrors, min(files), probe_seconds, reasons):
         try:
             say(f"Downloading {len(files)} files from {_host(mirror)} into {folder}")
@@ -99,11 +99,17 @@ def answering(mirrors, name, seconds, reasons):
             yield mirror
 
 
+def _silence(seconds):
+    return f"no answer within {seconds:g} s"
+
+
 def _refusal(url, seconds):
     """None if the server at `url` has the file, else why not. Proxies in the environment are used."""
     import requests
     try:
         status = requests.head(url, timeout=seconds, allow_redirects=True).status_code
+    except requests.Timeout:        # it may be heard of before `answering` gives up by itself
+        return _silence(seconds)
     except requests.RequestException as error:
         return f"no connection ({type(error).__name__})"
     return None if status == 200 else f"HTTP status {status}"

@@ -154,3 +154,8 @@ def test_a_cache_that_cannot_be_made(server, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(download.DownloadError, match="XDG_CACHE_HOME"):
         fetch(tmp_path / "file" / "cache", server("good"))
+
+
+def test_a_mirror_whose_silence_requests_hears_first(server):
+    """A moment earlier than the probe gives up: the words are the same."""
+    assert download._refusal(server("mute") + "a.gz", 0.2) == "no answer within 0.2 s"
