@@ -20,10 +20,11 @@ from ..autodiff.ops.windows import per_axis, shifts, view
 from ..autodiff.primitive import Traced, lower
 from ..autodiff.tensor import Tensor
 from ..backend import xp
+from ..nn.containers import Sequential
 from ..nn.conv import Conv1d, Conv2d, MaxPool2d, Reshape
 from ..nn.decoding import by_matrix
 from ..nn.layers import Dropout, Flatten, Linear, ReLU
-from ..nn.module import Module, Sequential
+from ..nn.module import Module
 from .quant_integer import QuantizedTensor, check_accumulator, exactly, greatest, requantize
 from .quant_observers import range_of, weight_params
 from .quantize import SMALLEST, QuantParams, dequantize, pack, params_of_range, quantize, unpack

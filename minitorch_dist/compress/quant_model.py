@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from ..autodiff.modes import no_grad
 from ..autodiff.primitive import lower
 from ..backend import on_host, weak, xp
+from ..nn.containers import Sequential
 from ..nn.conv import AvgPool2d
 from ..nn.layers import Linear
 from ..nn.models import ResidualBlock
-from ..nn.module import Parameter, Sequential
+from ..nn.module import Parameter
 from ..nn.norm import BatchNorm
 from ..tables import aligned
 from .prune import check_whole

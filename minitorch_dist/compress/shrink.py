@@ -22,9 +22,10 @@ import numpy as np
 
 from ..autodiff.primitive import lower
 from ..backend import to, to_device_of
+from ..nn.containers import Sequential
 from ..nn.conv import AvgPool2d, Conv1d, Conv2d, MaxPool2d
 from ..nn.layers import GELU, Dropout, Flatten, LeakyReLU, Linear, ReLU, Tanh
-from ..nn.module import Parameter, Sequential
+from ..nn.module import Parameter
 from ..nn.norm import BatchNorm
 from ..nn.transformer import FeedForward
 from .prune import check_masks, check_whole, decided, drop_smallest, finite

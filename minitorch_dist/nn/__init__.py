@@ -4,6 +4,7 @@ from ..torch_names import of_module
 from . import init
 from .absent import without_values
 from .attention import MultiHeadAttention
+from .containers import ModuleList, Sequential
 from .conv import AvgPool2d, Conv1d, Conv2d, MaxPool2d, Reshape
 from .functional_call import functional_call
 from .latent import LatentAttention
@@ -11,7 +12,7 @@ from .layers import GELU, Dropout, Flatten, Identity, LeakyReLU, Linear, ReLU, S
 from .linear_attention import DeltaAttention, LinearAttention
 from .loss import binary_cross_entropy_with_logits, cross_entropy, linear_cross_entropy, mse_loss
 from .models import ImageTransformer, ResidualBlock, lenet, mlp
-from .module import Module, ModuleList, Parameter, Sequential
+from .module import Module, Parameter
 from .moe import MoE
 from .multi_token import MultiTokenPrediction, multi_token_loss
 from .norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm

@@ -22,8 +22,9 @@ from ..autodiff.ops.attention import ALL, band_of, banded_attention, part_of_ban
 from ..autodiff.ops.indexing import numbers_in
 from ..autodiff.primitive import lower
 from ..backend import is_array, is_whole, module_of, to_device_of, xp
+from .containers import Sequential
 from .layers import GELU, Dropout, Identity, LeakyReLU, Linear, ReLU, Sigmoid, SwiGLU, Tanh
-from .module import Module, Sequential, at_least_1
+from .module import Module, at_least_1
 from .moe import Experts, MoE
 from .norm import LayerNorm, RMSNorm
 

@@ -3,9 +3,10 @@
 from ..autodiff import ops
 from ..backend import xp
 from . import init
+from .containers import Sequential
 from .conv import Conv2d, MaxPool2d, Reshape
 from .layers import Dropout, Flatten, Linear, ReLU
-from .module import Module, Sequential, at_least_1
+from .module import Module, at_least_1
 from .norm import BatchNorm, LayerNorm
 from .transformer import Embedding, TransformerBlock
 

@@ -36,10 +36,11 @@ from ..autodiff.ops.attention import numbered
 from ..autodiff.primitive import lower
 from ..backend import to_device_of, whole, xp
 from . import init
+from .containers import ModuleList
 from .decoding import KeyValueCache, beginning, by_position, evaluating
 from .layers import Linear
 from .loss import IGNORED, cross_entropy
-from .module import Module, ModuleList
+from .module import Module
 from .positions import places
 
 

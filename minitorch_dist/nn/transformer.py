@@ -10,12 +10,13 @@ from ..autodiff.primitive import lower
 from ..backend import to_device_of, xp
 from . import decoding, init
 from .attention import MultiHeadAttention
+from .containers import Sequential
 from .decoding import by_position
 from .latent import LatentAttention
 from .layers import GELU, Dropout, Linear, SwiGLU
 from .linear_attention import OF_STATES
 from .loss import linear_cross_entropy
-from .module import Module, Parameter, Sequential, at_least_1
+from .module import Module, Parameter, at_least_1
 from .moe import MoE
 from .norm import LayerNorm, RMSNorm
 from .positions import Rotary, places

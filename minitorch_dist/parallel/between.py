@@ -11,8 +11,8 @@ is told which part it has. Nobody can see the rest: other random numbers, softma
 import weakref
 
 from ..autodiff.primitive import Primitive
+from ..nn.containers import Sequential
 from ..nn.layers import Dropout, SwiGLU
-from ..nn.module import Sequential
 from .positions import is_known, of_part
 
 waiting = weakref.WeakKeyDictionary()       # {row: [(name, its whole parameters, weakly)]}, until its first forward

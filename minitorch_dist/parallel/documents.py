@@ -15,7 +15,7 @@ from inspect import Parameter, signature
 from ..autodiff.ops.attention import numbered
 from ..backend import to
 from ..data.packing import apart
-from ..nn.module import Sequential
+from ..nn.containers import Sequential
 
 
 class Stage(Sequential):

@@ -1,6 +1,6 @@
 """Which parameters are gathered, used and freed together: a model's modules, as units (units.py)."""
 
-from ..nn.module import ModuleList
+from ..nn.containers import ModuleList
 
 
 def trained(parameter):

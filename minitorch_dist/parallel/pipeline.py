@@ -50,7 +50,7 @@ from ..comm.mesh import check_no_mesh
 from ..data.loader import cut
 from ..data.packing import apart
 from ..ledger import spanning
-from ..nn.module import Sequential
+from ..nn.containers import Sequential
 from ..optim.clip import clip_stages, is_part_of_pipeline, tree_sum
 from . import documents, tied
 from .context_parallel import Context

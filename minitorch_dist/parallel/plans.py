@@ -4,8 +4,8 @@
 import collections
 import fnmatch
 
+from ..nn.containers import Sequential
 from ..nn.layers import GELU, Dropout, LeakyReLU, Linear, ReLU, Sigmoid, SwiGLU, Tanh
-from ..nn.module import Sequential
 from . import sequence_parallel as sequences
 from .same_model import told
 

@@ -28,8 +28,9 @@ from ..autodiff.modes import saved_tensors_hooks
 from ..autodiff.primitive import lower, state
 from ..autodiff.writes import log, tick
 from ..nn.attention import MultiHeadAttention
+from ..nn.containers import Sequential
 from ..nn.layers import GELU, Dropout, LeakyReLU, ReLU, Sigmoid, SwiGLU, Tanh
-from ..nn.module import Module, Sequential
+from ..nn.module import Module
 from ..nn.moe import MoE
 from ..nn.multi_token import MultiTokenPrediction
 from ..nn.norm import BatchNorm
