@@ -91,11 +91,10 @@ class Adafactor(Optimizer):
         super().settle_in(home)
 
     def update_all(self):
-        places = {id(slot.segment.tensor): (flat, state, slot) for flat, state, slots
-                  in zip(self.flats, self.state, self.slots, strict=True) for slot in slots}
-        # In the order in which they were given: unequal parts may lie in buffers in another one on other ranks.
-        params = [p for group in self.param_groups for p in group["params"]]
-        updates = [u for u in (Update(self, *places[id(p)]) for p in params if p.grad is not None) if u.count]
+        places = self._places()
+        params = [slot.segment.tensor for *_, slot in places]
+        updates = [u for u in (Update(self, *place) for p, place in zip(params, places, strict=True)
+                               if p.grad is not None) if u.count]
         self.average(updates)
         flats = {id(flat): flat.params for flat in self.flats}
         by_16 = [{key: zeros_like(x, x.size // ALIGN, xp.float64) for key, x in flats.items()} for _ in ("p", "u")]

@@ -92,12 +92,9 @@ class Muon(Optimizer):
         super().settle_in(home)
 
     def update_all(self):
-        places = {id(slot.segment.tensor): (flat, state, slot) for flat, state, slots
-                  in zip(self.flats, self.state, self.slots, strict=True) for slot in slots}
         cut = {}        # (ids of Communicators, dtype) -> (an array like the parts, these Communicators, [Piece])
-        # In the order in which they were given: unequal parts may lie in buffers in another one on other ranks.
-        for tensor in (p for group in self.param_groups for p in group["params"]):
-            flat, state, slot = places[id(tensor)]
+        for flat, state, slot in self._places():
+            tensor = slot.segment.tensor
             shape, way = way_of(tensor, flat.unit)
             if way:         # ranks without a gradient take part, too
                 comms, momentum = [each.comm for each in way], state["momentum_buffer"]

@@ -320,8 +320,13 @@ class Optimizer:
 
     def _in_order(self):
         """[(Slot, the state arrays that it lies in)] of the parameters, in the groups' order."""
-        places = {id(slot.segment.tensor): (slot, state)
-                  for slots, state in zip(self.slots, self.state, strict=True) for slot in slots}
+        return [(slot, state) for _, state, slot in self._places()]
+
+    def _places(self):
+        """[(its FlatBuffer, the state arrays that it lies in, its Slot)] of the parameters, in the groups' order: that
+        in which they were given, while buffers may have unequal parts in another one on other ranks."""
+        places = {id(slot.segment.tensor): (flat, state, slot) for flat, state, slots
+                  in zip(self.flats, self.state, self.slots, strict=True) for slot in slots}
         return [places[id(p)] for group in self.param_groups for p in group["params"]]
 
     def check_kind(self, saved):

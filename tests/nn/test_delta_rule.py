@@ -9,8 +9,8 @@ from minitorch_dist import nn
 from minitorch_dist.nn import states
 from minitorch_dist.nn.delta_rule import before, delta_rule, inverse, part_of, read_on
 
-from .test_linear_attention import come_again, numbers
-from .test_transformer import linear, norm, values
+from .test_linear_attention import come_again, drawn, numbers
+from .test_transformer import linear, norm
 
 random = np.random.default_rng
 
@@ -175,19 +175,9 @@ def attend(x, w, heads, qk_norm=False):
 @pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_layer(stretch, bias, qk_norm):
-    mt.manual_seed(1)
-    layer = nn.DeltaAttention(15, 3, np.float64, 0.6, bias, qk_norm)
-    with mt.no_grad():
-        for i, p in enumerate(layer.parameters()):
-            if len(p.shape) == 1:
-                p[...] = random(5 + i).standard_normal(p.shape)
-    x = random(0).standard_normal((2, 7, 15))
     # A key's length has 1e-6 added to the mean of its squares.
-    wanted = [attend(sample, values(layer), 3, qk_norm) for sample in x]
-    np.testing.assert_allclose(layer(mt.tensor(x)).numpy(), wanted, rtol=1e-5, atol=1e-5)
-    assert layer(mt.tensor(x[:0])).shape == (0, 7, 15) and layer(mt.tensor(x[:, :0])).shape == (2, 0, 15)
-    weights, v = layer.weights(x), layer.project(mt.tensor(x)).numpy()[..., 30:45]
-    assert weights.shape == (2, 3, 7, 7) and not np.triu(weights, 1).any()
+    layer, x, _, weights = drawn(nn.DeltaAttention, attend, bias, qk_norm, {"rtol": 1e-5, "atol": 1e-5})
+    v = layer.project(mt.tensor(x)).numpy()[..., 30:45]
     found = weights @ v.reshape(2, 7, 3, 5).transpose(0, 2, 1, 3)
     y = norm(found, layer.norm.weight.numpy()).transpose(0, 2, 1, 3).reshape(2, 7, 15)
     gate = layer.project(mt.tensor(x)).numpy()[..., 45:60]

@@ -124,21 +124,27 @@ def attend(x, w, heads, qk_norm=False):
     return linear(out, w, "out")
 
 
-@pytest.mark.parametrize("qk_norm", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
-def test_the_layer(stretch, bias, qk_norm):
+def drawn(kind, attend, bias, qk_norm, tolerance):
+    """(A layer of 3 heads that is what `attend` says of each sample, an input of 2, what that is, its weights)."""
     mt.manual_seed(1)
-    layer = nn.LinearAttention(15, 3, np.float64, 0.6, bias, qk_norm)
+    layer = kind(15, 3, np.float64, 0.6, bias, qk_norm)
     with mt.no_grad():
         for i, p in enumerate(layer.parameters()):
             if len(p.shape) == 1:
                 p[...] = random(5 + i).standard_normal(p.shape)
     x = random(0).standard_normal((2, 7, 15))
     wanted = [attend(sample, values(layer), 3, qk_norm) for sample in x]
-    np.testing.assert_allclose(layer(mt.tensor(x)).numpy(), wanted, rtol=1e-10, atol=1e-11)
+    np.testing.assert_allclose(layer(mt.tensor(x)).numpy(), wanted, **tolerance)
     assert layer(mt.tensor(x[:0])).shape == (0, 7, 15) and layer(mt.tensor(x[:, :0])).shape == (2, 0, 15)
     weights = layer.weights(x)
     assert weights.shape == (2, 3, 7, 7) and not np.triu(weights, 1).any()
+    return layer, x, wanted, weights
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_layer(stretch, bias, qk_norm):
+    layer, x, wanted, weights = drawn(nn.LinearAttention, attend, bias, qk_norm, {"rtol": 1e-10, "atol": 1e-11})
     h = layer.project(mt.tensor(x)).numpy()
     v = h[..., 30:45].reshape(2, 7, 3, 5).transpose(0, 2, 1, 3)
     y = (norm(weights @ v, layer.norm.weight.numpy())).transpose(0, 2, 1, 3).reshape(2, 7, 15)

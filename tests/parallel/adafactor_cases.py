@@ -17,7 +17,7 @@ from minitorch_dist.parallel import (
 )
 from minitorch_dist.parallel import tensor_parallel as tp
 
-from . import eight_bit_cases, plain, sharded_cases
+from . import eight_bit_cases, muon_cases, plain, sharded_cases
 
 EPS = 1e-8, 1e-3      # above rounding's noise, which is all that the gradient of attention's keys' biases is
 
@@ -222,16 +222,5 @@ def refused():
 
 
 def disagreeing(how):
-    """What a step says whose ranks have other gradients, or give other matrices, or another order of them."""
-    world = comm.world()
-    mt.manual_seed(4)
-    model = fully_shard(nn.Sequential(nn.Linear(80, 80, dtype="f8"), nn.Linear(80, 80, dtype="f8")), world,
-                        units=[] if how != "order" else None)
-    matrices = [p for p in model.parameters() if p.ndim == 2]
-    if how == "order" and world.rank == 0:
-        matrices = matrices[::-1]
-    optimizer = optim.Adafactor(matrices[world.rank:world.rank + 1] if how == "others" else matrices)
-    model(mt.tensor(np.random.default_rng(world.rank).standard_normal((3, 80)))).sum().backward()
-    if how == "gradients":
-        matrices[world.rank].grad = None
-    return sharded_cases.said(optimizer.step).partition(":")[0]
+    """muon_cases', of Adafactor."""
+    return muon_cases.disagreeing(how, optim.Adafactor)

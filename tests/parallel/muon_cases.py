@@ -104,7 +104,7 @@ def restored(folder, way):
     return full_state_dict(model), full_state_dict(again), of_optimizer if way == "full state" else None
 
 
-def disagreeing(how):
+def disagreeing(how, make=optim.Muon):
     """What a step says whose ranks have other gradients, or give other matrices, or another order of them."""
     world = comm.world()
     mt.manual_seed(4)
@@ -113,7 +113,7 @@ def disagreeing(how):
     matrices = [p for p in model.parameters() if p.ndim == 2]
     if how == "order" and world.rank == 0:
         matrices = matrices[::-1]
-    optimizer = optim.Muon(matrices[world.rank:world.rank + 1] if how == "others" else matrices)
+    optimizer = make(matrices[world.rank:world.rank + 1] if how == "others" else matrices)
     x = np.random.default_rng(world.rank).standard_normal((3, 80))
     model(mt.tensor(x)).sum().backward()
     if how == "gradients":

@@ -166,7 +166,7 @@ def test_parts_that_do_not_say_who_has_the_others_are_refused():
         assert said["overlap"].startswith("ValueError") and "number 3 is on 2 of them" in said["overlap"]
 
 
-@pytest.mark.parametrize("how", ["gradients", "others", "order"])
+@pytest.mark.parametrize("how", ["gradients", "one has none", "others", "order"])
 def test_ranks_that_disagree_are_told_so(how):
     """On all of them, and at once."""
     for ended in ranks.call(CASES + "disagreeing", 2, (how,)):
