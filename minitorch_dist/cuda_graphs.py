@@ -63,12 +63,12 @@ def cuda_graph(function):
     A call with inputs of new shapes, dtypes or constants, or in a new situation (a gradient is there already or not,
     a module trains or evaluates, no_grad, a name that the function reads stands for something else), runs the function,
     once or twice; the next one records it and all others repeat it. Where the function itself changes what it reads (a
-    counter, a state that it carries on), each call is a new situation, and nothing is ever recorded. Under
-    saved_tensors_hooks and ledger.record(memory=True) it simply runs.
+    counter, a list that grows, a state that it carries on), each call is a new situation, and nothing is ever recorded.
+    Under saved_tensors_hooks and ledger.record(memory=True) it simply runs.
 
-    What is not repeated: all else that the function does in Python, like printing, appending to a list, setting an
-    attribute. What is not seen: numbers in lists and dicts, and attributes of objects that the function's own code
-    doesn't name, when they change; arrays in them that are replaced. Pass such things as arguments.
+    What is not repeated: all else that the function does in Python, like printing. What is not seen, when they change:
+    containers other than lists, tuples, dicts and sets, and attributes of objects that the function's own code doesn't
+    name. Pass such things as arguments.
 
     Outputs are new tensors, off the tape. Gradients live in the same arrays after every call, so a gradient that is to
     be kept must be copied. Each graph keeps the memory of its intermediate results. An input must not be written into.

@@ -6,13 +6,15 @@ reads is found from its code: variables around it, globals, attributes that it n
     a function   what its names stand for; those of functions that it calls, too, but for the library's
     a module     all attributes of it and of the modules below: parameters, buffers, numbers, hooks, training
     a tensor     its array, whether it wants a gradient, hooks
-    a list …     the arrays, tensors, modules and functions in it; its numbers and texts are not looked at
+    a list …     what is in it, a dict's keys, too; of one that is a module's attribute, which no code names, only the
+                 arrays, tensors, modules and functions: it may be a history that grows
     an object    those attributes, its own and its classes', that the function's code names
 
 Found once, as Places, which are quick to compare.
 """
 
 import argparse
+import dis
 import functools
 import sys
 import sysconfig
@@ -31,6 +33,8 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 NAMESPACES = (SimpleNamespace, argparse.Namespace)
 MISSING = object()      # what isn't there, not even as None
 CONTAINERS = (list, tuple, dict, set, frozenset)
+ITEMS = "[…]"           # behind a name: code loads it, and may read items. Alone: by which it reads a container
+STORES = {"STORE_ATTR", "DELETE_ATTR"}
 STDLIB = Path(sysconfig.get_paths()["stdlib"])
 
 
@@ -91,13 +95,12 @@ def of_module(module):
     return vars(module).values()
 
 
-def of_set(values):
-    return list(values)
-
-
 def of_container(container):
-    items = container.values() if isinstance(container, dict) else container
-    return [item for item in items if not isinstance(item, PLAIN)]
+    return [*container, *container.values()] if isinstance(container, dict) else list(container)
+
+
+def of_objects(container):
+    return [item for item in of_container(container) if not isinstance(item, PLAIN)]
 
 
 def type_of(value):
@@ -132,10 +135,13 @@ TABLES = ("_parameters", "_buffers", "_modules")
 EMPTY = CellType()
 
 
+@functools.lru_cache(4096)
 def names_of(code):
-    """All names that code looks up, in functions inside of it too."""
+    """All names that code looks up, in functions inside of it too; those that it doesn't only set with ITEMS, too."""
     inner = [names_of(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
-    return frozenset(code.co_names).union(*inner)
+    loaded = [f"{step.argval}{ITEMS}" for step in dis.get_instructions(code)
+              if step.opcode in dis.hasname and step.opname not in STORES]
+    return frozenset((*code.co_names, *loaded, ITEMS)).union(*inner)
 
 
 def surroundings(root, given=()):
@@ -162,13 +168,14 @@ def walk(stack, seen, places, code):
         if again and (not names or isinstance(value, (Tensor, FunctionType))):
             continue
         known |= names
-        found = [] if again and not reads_names(value) else [
+        found = [] if again and not reads_names(value, names) else [
             Place(look, where, tuple(look(where))) for look, where in places_of(value, names)
             if not (again and look is of_module)]
         places += found
         inside = names_of(value.__code__) if isinstance(value, FunctionType) else names
         code |= inside
-        stack += [(inner, inside) for inner in held(value, found)]
+        stack += [(inner, inside | {ITEMS} if is_read(inner, value, known) else inside - {ITEMS})
+                  for inner in held(value, found)]
         if not isinstance(value, (FunctionType, MethodType)):
             stack += [(cls, names) for cls in classes(value)]
         owner = value.__self__ if isinstance(value, MethodType) else value
@@ -193,6 +200,14 @@ def held(value, found):
         return of_container(value)
     wrapped = getattr(value, "__dict__", {}).get("__wrapped__")
     return [inner for place in found for inner in place.kept] + ([] if wrapped is None else [wrapped])
+
+
+def is_read(inner, value, names):
+    """Whether the code that reads a value by these names reads a container in it."""
+    if isinstance(value, CONTAINERS):
+        return ITEMS in names
+    return not (is_module(value) and isinstance(inner, CONTAINERS)) or any(
+        inner is held for name, held in vars(value).items() if name + ITEMS in names)
 
 
 def methods(value, names):
@@ -237,12 +252,10 @@ def places_of(value, names):
         return [(of_tensor, value)]
     if is_module(value):
         return [(of_module, value)]
-    if isinstance(value, (set, frozenset)):
-        return [(of_set, value)]
     if isinstance(value, partial):
         return [(of_arguments, value)]
     if isinstance(value, CONTAINERS):
-        return [(of_container, value)]
+        return [(of_container if ITEMS in names else of_objects, value)]
     if isinstance(value, FunctionType):
         if library(value):
             return []
@@ -252,14 +265,17 @@ def places_of(value, names):
     if isinstance(value, MethodType) or isinstance(value, ModuleType) and of_library(value.__name__):
         return []
     table = getattr(value, "__dict__", {})
+    names = [name for name in names if not name.endswith(ITEMS)]
     slots = [name for cls in classes(value) for name in names
              if isinstance(vars(cls).get(name), MemberDescriptorType) and not isinstance(value, type)]
     return [(type_of, value), (of_slots, (value, tuple(slots))), (of_names, (table, tuple(names)))]
 
 
-def reads_names(value):
-    """Whether it depends on the names that a code looks up what can change in a value."""
-    return not isinstance(value, (Tensor, FunctionType, MethodType, *CONTAINERS))
+def reads_names(value, names):
+    """Whether what can change in a value, which was asked for other names before, depends on these."""
+    if isinstance(value, CONTAINERS):
+        return ITEMS in names
+    return not isinstance(value, (Tensor, FunctionType, MethodType))
 
 
 def is_module(value):

@@ -42,16 +42,16 @@ def compile(function, emit=None):
 
     The first call for given shapes, dtypes, constants and modes runs the function on arrays without elements, and keeps
     what it asked for; so do calls after something has changed that the function reads from elsewhere: parameters'
-    places, closures, globals, modules' attributes, training or evaluation (see surroundings.py). Gradients reach
-    arguments and parameters as before, by a graph of their own. Random numbers of the library's streams are drawn anew
-    in each call; a value that isn't an array is what it was at the first call.
+    places, closures, globals, what lists and dicts hold, modules' attributes, training or evaluation (see
+    surroundings.py). Gradients reach arguments and parameters as before, by a graph of their own. Random numbers of the
+    library's streams are drawn anew in each call; a value that isn't an array is what it was at the first call.
 
     What a graph can't hold (asking for a value, writing into an array, a message to other ranks, arrays of several
     devices) makes the function run uncompiled: `breaks` counts these calls by reason, and the first is told as a
     warning. NumPy's functions are seen where they meet a value of the graph (which is no np.ndarray, if the function
-    asks); what they make of other arrays alone is made once. What is not seen: numbers in lists and dicts that change,
-    containers of other kinds, and what globals() and getattr(x, "text") look up; pass such things as arguments. What a
-    function does before it breaks is done twice, that one time.
+    asks); what they make of other arrays alone is made once. What is not seen: containers other than lists, tuples,
+    dicts and sets, and what globals() and getattr(x, "text") look up; pass such things as arguments. What a function
+    does before it breaks is done twice, that one time.
 
     Inside of a transform (grad, jvp, …), of saved_tensors_hooks and of detect_anomaly a compiled function is the
     function itself; to have a derivative compiled, compile the transformed function. On the tape a call can be

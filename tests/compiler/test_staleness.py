@@ -3,6 +3,7 @@
 import collections
 import functools
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -276,6 +277,39 @@ def an_objects_attributes_and_methods(wrap):
 
 
 @program
+def numbers_in_lists_and_dicts(wrap):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.options = {"by": 2.0, "powers": [1, 2]}
+
+        def forward(self, x):
+            return mt.exp(x) * self.options["by"] + x ** self.options["powers"][1] + self.shift(x)
+
+        def shift(self, x):
+            return x * self.shifts[0]
+    settings, model, thing = {"by": 2.0, "inner": ({"offsets": [1.0, 3.0]},)}, Scaled(), SimpleNamespace(by=[4.0])
+    model.shifts = (0.5, 0.25)
+
+    def f(x, names=["by"]):     # noqa: B006
+        return x * settings[names[0]] + settings["inner"][0]["offsets"][-1] * thing.by[0]
+
+    def keys(x):
+        return sum(x * len(key) for key in settings)
+    functions = [wrap(function) for function in (f, keys, model, lambda x: model(x) * 2.0)]
+    changes = (lambda: settings.update(by=5.0), lambda: settings["inner"][0]["offsets"].append(7.0),
+               lambda: thing.by.insert(0, -2.0), lambda: model.options.update(by=-1.0),
+               lambda: model.options["powers"].__setitem__(1, 3), lambda: setattr(model, "shifts", (9.0,)),
+               lambda: settings.update(longer=settings.pop("by"), by=0.0),
+               lambda: f.__defaults__[0].insert(0, "longer"))
+    results = [grad(function, X) for function in functions]
+    for change in changes:
+        change()
+        results += [grad(function, X) for function in functions]
+    return results
+
+
+@program
 def attributes_of_a_modules_class(wrap):
     class Doubling(nn.Module):
         factor = 2.0
@@ -360,7 +394,7 @@ def test_programs_in_c(name):
 
 def test_one_graph_for_one_state():
     """What hasn't changed isn't captured again; and what has been before is known still."""
-    times = []
+    times = collections.deque()     # what stands in it is seen by nobody
 
     def f(x, factor):
         times.append(1)
@@ -369,6 +403,22 @@ def test_one_graph_for_one_state():
     for factor in (1.0, 1.0, 2.0, 1.0, 2.0):
         g(mt.tensor(X), factor)
     assert len(times) == 2 and len(g.variants) == 2
+
+
+def test_a_history_that_no_code_reads_is_no_other_state():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.losses, self.times = [], {}
+
+        def forward(self, x):
+            return mt.exp(x)
+    model = Model()
+    f = mt.compile(model, emit="numpy")
+    for step in range(4):
+        model.times[step] = len(model.losses)
+        model.losses.append(f(mt.tensor(X)).sum().item())
+    assert len(f.compiled.variants) == 1
 
 
 def test_values_that_were_kept_say_so():
