@@ -36,7 +36,7 @@ turns out that some rank had a NaN or too large a norm ("post-validation"). Noth
 depends on the schedule.
 """
 
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 
 import numpy as np
@@ -45,25 +45,25 @@ from ..autodiff import ops, reverse
 from ..autodiff.input_first import InputFirst
 from ..autodiff.primitive import lower, state
 from ..autodiff.tensor import Tensor
-from ..backend import as_dtype, device_of, dtype_code, module_of, random_scope, to, xp
+from ..backend import device_of, random_scope, xp
 from ..comm.mesh import check_no_mesh
 from ..data.loader import cut
 from ..data.packing import apart
 from ..ledger import spanning
 from ..nn.containers import Sequential
+from ..nn.decoding import evaluating
 from ..optim.clip import clip_stages, is_part_of_pipeline, tree_sum
 from . import documents, tied
 from .context_parallel import Context
 from .documents import Stage
 from .fully_sharded import FullySharded
-from .pipeline_checks import check_chunks, check_links, described, is_trained
+from .pipeline_checks import check_alike, check_chunks, check_links, described, is_trained, measured
+from .pipeline_messages import Messages
 from .same_model import check_same
 from .schedule_steps import BACKWARD, FORWARD, INPUT, WEIGHT, combined, placement_of
 from .schedules import play
 from .turns import in_turns
 from .wrapping import ReducingModule
-
-SPEC_BYTES = 128
 
 
 def balanced(costs, parts):
@@ -119,9 +119,14 @@ def full_state_dict(chunks, comm):
     return {name: value for part in comm.all_gather_object(mine) for name, value in part.items()}
 
 
-def _summed(losses, labels):
-    """The sum of what a last stage has made of targets."""
-    losses, aux = losses if isinstance(losses, tuple) else (losses, None)
+def _losses(y):
+    """What a last stage has made of targets: (losses, an auxiliary one or None)."""
+    return y if isinstance(y, tuple) else (y, None)
+
+
+def _summed(y, labels):
+    """Its sum."""
+    losses, aux = _losses(y)
     return ops.sum(losses) if aux is None else ops.sum(losses) + labels.size * aux
 
 
@@ -166,18 +171,16 @@ class Pipeline:
         self.lowest = min((stage for stage, (rank, chunk) in self.places.items() if trained[rank][chunk]),
                           default=self.last)
         self.device = next((device_of(lower(p)) for chunk in chunks for p in chunk.parameters()), "cpu")
+        self.messages = Messages(comm, self.places, self.micro_batches, self.device)
         stages = {stage: self.chunks[chunk] for stage, (rank, chunk) in self.places.items() if rank == comm.rank}
         self.ties, self.chains = tied.Ties(stages, comm, self.exact), None
         if self.exact:
             check_links(self.ties, schedule)
-            self.chains = tied.Chains(self.ties, stages, comm, self.micro_batches, self.device, self._tag_of_spec(
-                self.last) + len(self.places))
+            self.chains = tied.Chains(self.ties, stages, comm, self.micro_batches, self.device, self.messages.tags)
         if comm.size > 1:
             is_part_of_pipeline([p for chunk in chunks for p in chunk.parameters()])
-        self.specs, self.told = {}, set()       # chunk: (dtype, shape of a sample); stages that know theirs
-        self.kind = None        # of the batches for which they have been told: autocast's dtype, a sample's, its shape
         self.live = self.waiting = 0
-        self.under_way = False      # a run that hasn't come to its end
+        self.under_way = None       # "run" or "evaluate", until it has come to its end
 
     def _check_order(self, schedule):
         """ValueError, on all ranks, if exact mode's sums, which are one tree over the micro-batches, would get them in
@@ -207,19 +210,11 @@ class Pipeline:
         Unless all of that fits, and rows and documents are the same ones on all ranks of the pipeline, all get an
         error, before anything is sent.
         """
-        self._agree(batch, scaler, packed, loss_sum)
-        if self.under_way:
-            raise RuntimeError("an earlier run() of this pipeline has raised, and what it has sent is still on its "
-                               "way: it would be taken for this batch's. Start again from a checkpoint")
-        self.under_way = True
-        self.kept, self.halves, self.sends, self.here = {}, {}, [], {}
-        self.loss_sum, self.losses, self.scale, self.scaler = loss_sum, [], 1 / (batch.count * units), scaler
+        self._begin("run", batch, loss_sum, packed, scaler)
+        self.kept, self.halves = {}, {}
+        self.scale, self.scaler = 1 / (batch.count * units), scaler
         if scaler is not None:      # a stage with nothing to train hears of no GPU otherwise, and the others' are there
             scaler.move_to(self.device)
-        first = self.shards[0].inputs
-        kind = state.autocast and state.autocast.dtype, first.dtype, first.shape[1:]
-        if kind != self.kind:
-            self.specs, self.told, self.kind = {}, set(), kind
         self.statistics = {}        # exact mode: of (chunk, micro-batch), until its gradients come
         self.left = [self.micro_batches] * len(self.chunks)
         self.random = seed, step, batch.count, micro_shards
@@ -230,15 +225,42 @@ class Pipeline:
                 works[0]()
             else:
                 in_turns(*works, device=self.device)
-        for work in self.sends:
-            work.wait()
-        self.sends, self.shards = [], None
+        self.messages.finish()
         if self.chains is not None:
             self.chains.finish()
         self.ties.add_up()
-        loss = self._mean_loss(over)
-        self.under_way = False
-        return loss
+        return self._of_all(over, 1) * self.scale
+
+    def evaluate(self, batch, measure, *, over=None, packed=False):
+        """The forwards of a global batch alone, in evaluation mode and off the tape, in the schedule's order. Returns
+        what is measured, summed over the whole batch, everywhere: a float, or a float64 array.
+
+            right = lambda output, labels: (output.argmax(1) == labels).sum()
+            sum(pipeline.evaluate(batch, right, over=mesh["dp"]) for batch in Loader(…).epoch(0)) / len(test_labels)
+
+        measure     measure(output, labels) -> SUMS over the samples: a number, or several in a tuple or an array of the
+                    same shape in all calls; called on the last stage, for each micro-batch. None: the last stage is
+                    given the labels as `targets`, and the losses that it gives are summed, without an auxiliary one
+        batch, over, packed    as in run(), with the same errors
+        TypeError or ValueError for what can't be added up. A rank holds one micro-batch's activations, and outputs
+        that the next stage hasn't taken yet. Modules are in the modes they were in afterwards.
+        """
+        self._begin("evaluate", batch, measure, packed)
+        with ExitStack() as stack:
+            for chunk in self.chunks:
+                stack.enter_context(evaluating(chunk))
+                if isinstance(chunk, FullySharded):     # once, and not for each micro-batch
+                    stack.enter_context(chunk.gathered())
+            for kind, k, stage in self.steps:
+                if kind == FORWARD:
+                    _, y, labels = self._through(stage, self.places[stage][1], k)
+                    if stage < self.last:
+                        self._hand_on(stage, k, y)
+                    else:
+                        self.sums.append(measured(_losses(y)[0].sum() if measure is None else measure(y, labels)))
+        self.messages.finish()
+        check_alike(self.sums)
+        return self._of_all(over)
 
     def _do(self, kind, k, stage):
         """A step."""
@@ -252,20 +274,30 @@ class Pipeline:
         else:
             self._weight_gradients(kind, stage, chunk, k)
 
-    def _agree(self, batch, scaler, packed, loss_sum):
+    def _begin(self, who, batch, last, packed, scaler=None):
+        """A batch; `last` is what is called on the last stage, or None."""
+        self._agree(who, batch, scaler, packed, last)
+        if self.under_way:
+            raise RuntimeError(f"an earlier {self.under_way}() of this pipeline has raised, and what it has sent is "
+                               "still on its way: it would be taken for this batch's. Start again from a checkpoint")
+        self.under_way, self.at_end, self.sums = who, last, []
+        first = self.shards[0].inputs
+        self.messages.begin((who, state.autocast and state.autocast.dtype, first.dtype, first.shape[1:]))
+
+    def _agree(self, who, batch, scaler, packed, last):
         """Before anything is sent: that all ranks have the same rows, and none an error. One that all have is raised,
         of another a MismatchError tells all of them."""
         said, problem = None, None
         try:
             self._check_scaler(scaler)
             self._check_frozen()
-            self._check_loss(loss_sum)
+            self._check_loss(who, last)
             self.shards, self.packed = self._shards_of(batch), packed
             said = (f"rows {self.shards[0].rows[0]} to {self.shards[-1].rows[1]} of {batch.count}, "
                     f"{documents.told(self.chunks, batch.inputs, packed, self.reads)}")
         except (RuntimeError, TypeError, ValueError) as error:
             said, problem = str(error), error
-        self.comm.agree("Pipeline.run", detail=said)
+        self.comm.agree(f"Pipeline.{who}", detail=said)
         if problem is not None:
             raise problem
 
@@ -282,11 +314,12 @@ class Pipeline:
                                f"was made: gradients end at stage {self.lowest}. Make the Pipeline anew, on all ranks")
         self.ties.check()
 
-    def _check_loss(self, loss_sum):
+    def _check_loss(self, who, last):
         rank, chunk = self.places[self.last]
-        if loss_sum is None and rank == self.comm.rank and not documents.takes_targets(self.chunks[chunk]):
-            raise ValueError("Pipeline.run: loss_sum=None, and the last stage's forward takes no `targets` of which to "
-                             "make losses: give loss_sum, or take stages of cut_gpt")
+        if last is None and rank == self.comm.rank and not documents.takes_targets(self.chunks[chunk]):
+            name = {"run": "loss_sum", "evaluate": "measure"}[who]
+            raise ValueError(f"Pipeline.{who}: {name}=None, and the last stage's forward takes no `targets` of which "
+                             f"to make losses: give {name}, or take stages of cut_gpt")
 
     def _shards_of(self, batch):
         """The batch's micro-batches."""
@@ -296,13 +329,20 @@ class Pipeline:
                              f"comes in {len(shards)} micro-shards")
         return shards
 
-    def _mean_loss(self, over):
-        """Of the whole batch, which the last stage knows, on all ranks."""
-        total = xp.array([tree_sum(self.losses)])
-        self.comm.broadcast(total, self.places[self.last][0])
+    def _of_all(self, over, size=None):
+        """The end of a batch: the sums of all of it, which the last stage knows (so many numbers; None: it tells), on
+        all ranks."""
+        total, src = np.asarray(tree_sum(self.sums), np.float64), self.places[self.last][0]
+        if size is None:
+            total = self.comm.broadcast_object(total, src)
+            flat = total.reshape(-1).copy()
+        else:
+            flat = total.reshape(size)
+            self.comm.broadcast(flat, src)
         if over is not None:
-            over.all_reduce(total, exact=self.exact)
-        return float(total[0]) * self.scale
+            over.all_reduce(flat, exact=self.exact)
+        self.under_way = self.shards = None
+        return flat.reshape(total.shape) if total.ndim else float(flat[0])
 
     def clip_grad_norm_(self, max_norm, error_if_nonfinite=True):
         """optim.clip_grad_norm_ of the whole model, after run(): of all ranks' stages. Returns the norm before; in
@@ -311,34 +351,45 @@ class Pipeline:
                 if rank == self.comm.rank}
         return clip_stages(mine, max_norm, self.comm, error_if_nonfinite)
 
-    def _forward(self, stage, chunk, k):
+    def _through(self, stage, chunk, k):
+        """A micro-batch's input, which has arrived, its output, and its labels."""
         shard, module, numbers = self.shards[k].to(self.device), self.chunks[chunk], None
-        self.live = max(self.live, len(self.kept) + 1)
         x = shard.inputs
         if self.packed:
             x, numbers = apart(x)
             numbers = documents.of_chunk(module, numbers)
         if stage:
-            x = Tensor(self._receive(FORWARD, stage, chunk, k, len(shard.inputs)))
+            x = Tensor(self.messages.receive(FORWARD, stage, k, len(shard.inputs)))
             x.requires_grad_(stage > self.lowest)
-        wrapped, ends = isinstance(module, ReducingModule), stage == self.last and self.loss_sum is None
+        wrapped, ends = isinstance(module, ReducingModule), stage == self.last and self.at_end is None
         with nullcontext() if wrapped else spanning("compute", "forward"):      # a wrapper notes its own
             y = documents.call(module, x, numbers, **{"targets": shard.labels} if ends else {})
-        if stage == self.last:
-            y = _summed(y, shard.labels) if ends else self.loss_sum(y, shard.labels)
-            self.losses.append(y.item())
-            y = y * self.scale
-            y = y if self.scaler is None else self.scaler.scale(y)
-        elif not hasattr(y, "shape"):
+        return x, y, shard.labels
+
+    def _hand_on(self, stage, k, y):
+        """What the next stage works on."""
+        samples = len(self.shards[k].inputs)
+        if not hasattr(y, "shape"):
             raise TypeError(f"Pipeline: stage {stage} gives a {type(y).__name__}; what goes from stage to stage is one "
                             "array: put several together along the last axis, and take them apart in the next stage")
-        elif y.shape[:1] != (len(shard.inputs),):
-            raise ValueError(f"Pipeline: stage {stage} makes {list(y.shape)} of {len(shard.inputs)} samples; the first "
-                             "axis must be the samples")
+        if y.shape[:1] != (samples,):
+            raise ValueError(f"Pipeline: stage {stage} makes {list(y.shape)} of {samples} samples; the first axis must "
+                             "be the samples")
+        self.messages.send(FORWARD, stage + 1, k, lower(y))
+
+    def _forward(self, stage, chunk, k):
+        self.live = max(self.live, len(self.kept) + 1)
+        x, y, labels = self._through(stage, chunk, k)
+        if stage == self.last:
+            y = _summed(y, labels) if self.at_end is None else self.at_end(y, labels)
+            self.sums.append(y.item())
+            y = y * self.scale
+            y = y if self.scaler is None else self.scaler.scale(y)
         else:
-            self._send(FORWARD, stage + 1, k, lower(y))
+            self._hand_on(stage, k, y)
         self.kept[chunk, k] = x, y
-        if wrapped and module.exact:        # a micro-shard's statistics go with its gradients
+        module = self.chunks[chunk]
+        if isinstance(module, ReducingModule) and module.exact:     # its statistics go with its gradients
             self.statistics[chunk, k] = module.statistics.exchange()
 
     def _weight_gradients(self, kind, stage, chunk, k):
@@ -360,13 +411,13 @@ class Pipeline:
     def _backward(self, stage, chunk, k, before):
         x, y, arrived = self._from_behind(stage, chunk, k)
         if stage > self.lowest:     # at once: a wrapper's backward ends when its gradients are summed
-            x.register_post_accumulate_grad_hook(lambda x: self._send(BACKWARD, stage - 1, k, lower(x.grad)))
+            x.register_post_accumulate_grad_hook(lambda x: self.messages.send(BACKWARD, stage - 1, k, lower(x.grad)))
         if getattr(y, "requires_grad", False):      # not so of first stages with nothing to train
             reverse.backward_from(y, None if arrived is None else Tensor(arrived), before=before)
         else:
             self._no_gradients(chunk, before)
         if stage > self.lowest and x.grad is None:
-            self._send(BACKWARD, stage - 1, k, xp.zeros_like(lower(x)))
+            self.messages.send(BACKWARD, stage - 1, k, xp.zeros_like(lower(x)))
 
     def _no_gradients(self, chunk, before):
         """A first stage that has used no parameter for this micro-batch: a wrapper counts it all the same."""
@@ -384,7 +435,7 @@ class Pipeline:
             halves = InputFirst(y, x if stage > self.lowest else None)
             found = halves.input(xp.ones_like(lower(y)) if arrived is None else arrived)
         if stage > self.lowest:
-            self._send(BACKWARD, stage - 1, k, xp.zeros_like(lower(x)) if found is None else found)
+            self.messages.send(BACKWARD, stage - 1, k, xp.zeros_like(lower(x)) if found is None else found)
         self.halves[chunk, k] = halves
         self.waiting = max(self.waiting, len(self.halves))
 
@@ -393,46 +444,4 @@ class Pipeline:
         those that get no gradient."""
         x, y = self.kept.pop((chunk, k))
         ends = stage == self.last or stage < self.lowest
-        return x, y, None if ends else self._receive(BACKWARD, stage, chunk, k, None, like=lower(y))
-
-    # ------------------------------------------------------------ messages
-
-    def _tag(self, kind, stage, k):
-        """Of what is for a stage: each message of a batch to a rank has its own."""
-        return (self.places[stage][1] * 2 + (kind == BACKWARD)) * self.micro_batches + k
-
-    def _tag_of_spec(self, stage):
-        """Of what a stage's input looks like: it goes with whichever micro-batch comes first."""
-        return 2 * len(self.places) * self.micro_batches + self.places[stage][1]
-
-    def _send(self, kind, stage, k, array):
-        """Post an array to a stage; one of this rank's own finds it here."""
-        array, (dst, _) = module_of(array).ascontiguousarray(array), self.places[stage]
-        if dst == self.comm.rank:
-            self.here[kind, stage, k] = array
-            return
-        self.sends = [work for work in self.sends if not work.is_completed()]
-        if kind == FORWARD and stage not in self.told:      # before the first: what it looks like
-            self.told.add(stage)
-            text = f"{dtype_code(array.dtype)} {' '.join(map(str, array.shape[1:]))}".encode()
-            spec = np.frombuffer(text.ljust(SPEC_BYTES), np.uint8).copy()
-            self.sends.append(self.comm.isend(spec, dst, self._tag_of_spec(stage)))
-        self.sends.append(self.comm.isend(array, dst, self._tag(kind, stage, k)))
-
-    def _receive(self, kind, stage, chunk, k, samples, like=None):
-        """What the neighbour has for this stage."""
-        src, _ = self.places[stage + (1 if kind == BACKWARD else -1)]
-        if src == self.comm.rank:
-            return self.here.pop((kind, stage, k))
-        if like is None:
-            if chunk not in self.specs:
-                spec = np.empty(SPEC_BYTES, np.uint8)
-                self.comm.recv(spec, src, self._tag_of_spec(stage))
-                dtype, *shape = spec.tobytes().decode().split()
-                self.specs[chunk] = as_dtype(dtype), tuple(map(int, shape))
-            dtype, shape = self.specs[chunk]
-            array = to(np.empty((samples, *shape), dtype), self.device)
-        else:
-            array = module_of(like).empty(like.shape, like.dtype)
-        self.comm.recv(array, src, self._tag(kind, stage, k))
-        return array
+        return x, y, None if ends else self.messages.receive(BACKWARD, stage, k, None, like=lower(y))

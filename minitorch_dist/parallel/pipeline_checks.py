@@ -1,5 +1,9 @@
-"""What has to be so on all ranks before a pipeline is made of their chunks (pipeline.py)."""
+"""What has to be so before a pipeline is made of ranks' chunks, and of what is measured at its end (pipeline.py)."""
 
+import numpy as np
+
+from ..autodiff.primitive import lower
+from ..backend import is_array, is_floating, to
 from ..comm.together import together
 from . import documents, tied
 from .fully_sharded import FullySharded
@@ -46,3 +50,24 @@ def check_links(ties, schedule):
         raise ValueError(f"Pipeline: in exact mode the gradients of {', '.join(ties.names)}, which several stages "
                          f"have, go from stage to stage, and {error}. Take another schedule, untie them, or leave "
                          "exact mode") from None
+
+
+def measured(found):
+    """Sums that were measured of a micro-batch, a number or several, as a float64 array."""
+    if isinstance(found, (tuple, list)):
+        found = [measured(part) for part in found]
+        check_alike(found)
+        return np.stack(found) if found else np.zeros(0)
+    raw = lower(found)
+    value = to(raw, "cpu") if is_array(raw) else np.asarray(raw)
+    if value.dtype.kind not in "biu" and not is_floating(value.dtype):
+        raise TypeError(f"Pipeline.evaluate: measure gives {found!r:.60}: give sums over the samples, a number, or "
+                        "several in a tuple or an array")
+    return value.astype(np.float64)
+
+
+def check_alike(sums):
+    """ValueError if these can't be put beside each other, or added up."""
+    if len(shapes := dict.fromkeys(part.shape for part in sums)) > 1:
+        raise ValueError(f"Pipeline.evaluate: measure gives arrays of shapes {', '.join(map(str, shapes))}: give SUMS "
+                         "over the samples, of one shape whatever their number")

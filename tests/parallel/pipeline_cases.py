@@ -302,7 +302,7 @@ def errors():
     if world.rank == 0:
         attempt("samples", lambda: flat.run(batch, loss_of, seed=0, step=0))
     else:
-        flat._agree(batch, None, False, loss_of)    # and goes no further
+        flat._agree("run", batch, None, False, loss_of)    # and goes no further
     return found
 
 

@@ -6,7 +6,7 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import nn
 from minitorch_dist.parallel.documents import Stage, blind, takes_documents
-from minitorch_dist.parallel.pipeline import SPEC_BYTES
+from minitorch_dist.parallel.pipeline_messages import SPEC_BYTES
 from tests.crews import crews, threads
 
 from . import packing_cases
