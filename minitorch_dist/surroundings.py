@@ -55,6 +55,29 @@ def unchanged(places):
     return True
 
 
+def changed(places):
+    """What isn't what it was at the first place where something isn't, in words; None: nothing."""
+    for look, where, kept in places:
+        now = look(where)
+        if len(now) != len(kept):
+            return f"{named(look, where)} had {len(kept)} values and has {len(now)}"
+        for i, (a, b) in enumerate(zip(now, kept, strict=True)):
+            if not same(a, b):
+                return f"{named(look, where, i)} was {b!r:.40} and is {a!r:.40}"
+    return None
+
+
+def named(look, where, i=None):
+    """What a Place is called, or its value number i."""
+    if look in (of_names, of_slots, of_cells) and i is not None:
+        return where[1][i]
+    if look is of_module and i is not None:
+        return f"{type(where).__name__}.{[*vars(where)][i]}"
+    if look in (of_container, of_objects):
+        return f"a {type(where).__name__}" if i is None else f"an item of a {type(where).__name__}"
+    return KINDS[look]
+
+
 def same(a, b):
     """Whether two values are one object, or equal numbers or texts."""
     return a is b or a.__class__ is b.__class__ and isinstance(a, PLAIN) and repr(a) == repr(b)
@@ -127,10 +150,15 @@ def of_arguments(function):
     return [function.func, *function.args, *function.keywords.values()]
 
 
-def of_cells(cells):
-    return [cell.cell_contents for cell in cells if cell != EMPTY]
+def of_cells(source):
+    """(the cells of the variables around a function, their names) -> values."""
+    cells, _ = source
+    return [MISSING if cell == EMPTY else cell.cell_contents for cell in cells]
 
 
+KINDS = {of_defaults: "a default", of_tensor: "a tensor", of_arguments: "a partial",
+         type_of: "a type", of_cells: "what is around a function", of_names: "an object", of_slots: "an object",
+         of_module: "a module"}
 TABLES = ("_parameters", "_buffers", "_modules")
 EMPTY = CellType()
 
@@ -188,7 +216,7 @@ def held(value, found):
     if isinstance(value, Tensor):
         return []
     if isinstance(value, FunctionType) and library(value):
-        return of_cells(value.__closure__ or ())
+        return of_cells((value.__closure__ or (), ()))
     if isinstance(value, partial):
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, MethodType):
@@ -260,8 +288,8 @@ def places_of(value, names):
         if library(value):
             return []
         table, read = value.__globals__, names_of(value.__code__)
-        return [(of_cells, value.__closure__ or ()), (of_names, (table, tuple(read & table.keys()))),
-                (of_defaults, value), (of_module, value)]
+        return [(of_cells, (value.__closure__ or (), value.__code__.co_freevars)),
+                (of_names, (table, tuple(read & table.keys()))), (of_defaults, value), (of_module, value)]
     if isinstance(value, MethodType) or isinstance(value, ModuleType) and of_library(value.__name__):
         return []
     table = getattr(value, "__dict__", {})

@@ -24,6 +24,7 @@ from .ir import Graph
 from .partition import partitioned
 from .passes import optimized
 from .program import Program
+from .recaptured import why
 
 CAPTURING = threading.RLock()       # a module's buffers are Symbols meanwhile
 PATIENCE = 10       # seconds to wait for another thread's capture
@@ -43,8 +44,9 @@ def compile(function, emit=None):
     The first call for given shapes, dtypes, constants and modes runs the function on arrays without elements, and keeps
     what it asked for; so do calls after something has changed that the function reads from elsewhere: parameters'
     places, closures, globals, what lists and dicts hold, modules' attributes, training or evaluation (see
-    surroundings.py). Gradients reach arguments and parameters as before, by a graph of their own. Random numbers of the
-    library's streams are drawn anew in each call; a value that isn't an array is what it was at the first call.
+    surroundings.py; where that goes on and on, a warning tells what). Gradients reach arguments and parameters as
+    before, by a graph of their own. Random numbers of the library's streams are drawn anew in each call; a value that
+    isn't an array is what it was at the first call.
 
     What a graph can't hold (asking for a value, writing into an array, a message to other ranks, arrays of several
     devices) makes the function run uncompiled: `breaks` counts these calls by reason, and the first is told as a
@@ -79,7 +81,7 @@ class Compiled:
         functools.update_wrapper(self, function, updated=())
         self.function = function
         self.name = f"compile({getattr(function, '__name__', type(function).__name__)})"
-        self.variants, self.breaks, self.emit = [], Counter(), emit
+        self.variants, self.captures, self.breaks, self.emit = [], 0, Counter(), emit
         self.bound, self.kept = {}, {}      # of objects that have no room for it
 
     def __reduce__(self):
@@ -118,13 +120,14 @@ class Compiled:
             if variant is None and recorder is not None and recorder.muted:
                 return self.function(*args, **kwargs)       # while the GPU only takes note, nothing can be tried
             if variant is None:
+                self._captured(key)
                 variant = self._variant(key, given, rebuild)
         finally:
             CAPTURING.release()
         if not variant.broken:
             self._used(variant)
             if recorder is not None:
-                recorder.depends(variant.capture.places, [where for where, *_ in variant.elsewhere])
+                recorder.depends(variant.places, [where for where, *_ in variant.elsewhere])
             return variant(given)
         result = self.function(*args, **kwargs)     # an error of its own comes out here
         self._used(variant)
@@ -137,6 +140,14 @@ class Compiled:
         """The last one used stands first; those that weren't for longest go."""
         if not self.variants or self.variants[0] is not variant:
             self.variants = [variant, *(v for v in self.variants if v is not variant)][:VARIANTS]
+
+    def _captured(self, key):
+        """It is about to be, once more."""
+        self.captures += 1
+        if self.captures == VARIANTS + 1:
+            warnings.warn(f"{self.name} is captured once more after {VARIANTS} times, and keeps {VARIANTS} graphs; now "
+                          f"because {why(self.variants[0], key)}. Another shape takes another graph; another number "
+                          "takes none where it is a tensor among the arguments", stacklevel=3)
 
     def _variant(self, key, given, rebuild):
         devices = {device_of(lower(x)) for x in given if is_array(lower(x))} or {"cpu"}
@@ -237,6 +248,7 @@ class Variant:
 
     def __init__(self, key, capture, function, given, rebuild, emit, insist):
         self.key, self.capture, self.name, self.emit = key, capture, capture.name, (emit, capture.device, insist)
+        self.places = capture.places
         self.module = module_on(capture.device)
         self.dated = [x.__class__ is Tensor for x in given if x.__class__ is Tensor or is_array(x)]
         with capture:
@@ -349,7 +361,7 @@ class Variant:
             if where.__class__ is Tensor and (
                     where.node is not node or where.data.shape != shape or where.data.dtype != dtype):
                 return False
-        return unchanged(self.capture.places)
+        return unchanged(self.places)
 
     def __call__(self, given):
         arguments = [x for x in given if x.__class__ is Tensor or is_array(x)]

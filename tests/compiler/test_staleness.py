@@ -10,6 +10,7 @@ import pytest
 
 import minitorch_dist as mt
 from minitorch_dist import backend, nn, optim
+from minitorch_dist.compiler import compiled
 from minitorch_dist.flat import FlatBuffer
 
 from .programs_table import Programs, grad
@@ -419,6 +420,27 @@ def test_a_history_that_no_code_reads_is_no_other_state():
         model.times[step] = len(model.losses)
         model.losses.append(f(mt.tensor(X)).sum().item())
     assert len(f.compiled.variants) == 1
+
+
+def test_who_is_captured_again_and_again_is_told_why(monkeypatch):
+    monkeypatch.setattr(compiled, "VARIANTS", 3)
+    settings, step, model, thing = {"rate": 0.0}, 0, nn.Tanh(), SimpleNamespace(rate=0.0)
+    functions = {
+        r"step was 2 and is 3": lambda x: x * step,
+        r"an item of a dict was 2\.0 and is 3\.0": lambda x: x * settings["rate"],
+        r"rate was 2\.0 and is 3\.0": lambda x: x * thing.rate, r"Tanh.step was 2 and is 3": lambda x: model(x),
+        r"argument 0 was float64 \(2,\) on cpu and is float64 \(3,\)": lambda x: mt.exp(x),
+        r"argument 1 was 2 and is 3": lambda x, by: x * by, r"arguments are nested otherwise": lambda *xs: sum(xs)}
+    for expected, function in functions.items():
+        f = mt.compile(function, emit="numpy")
+        for step in range(4):
+            settings["rate"] = thing.rate = float(step)
+            model.step = step
+            x = mt.tensor(X[0, :step] if "float64" in expected else X)
+            given = (x, step) if "argument 1" in expected else (x,) * (step + 1) if "nested" in expected else (x,)
+            with pytest.warns(UserWarning, match=expected) if step == 3 else warnings.catch_warnings():
+                warnings.filterwarnings("error" if step < 3 else "default", message=".*captured once more")
+                f(*given)
 
 
 def test_values_that_were_kept_say_so():

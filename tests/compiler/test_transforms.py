@@ -247,6 +247,7 @@ def test_threads(emit):
     assert not wrong and not compiled.breaks and not any(t.is_alive() for t in threads)
 
 
+@pytest.mark.filterwarnings("ignore:.*captured once more")
 def test_threads_and_buffers():
     """A module's buffers are what they are for every thread, while one of them is making a graph."""
     mt.manual_seed(0)
