@@ -52,6 +52,7 @@ ZEROS[0, 1, 2] = ZEROS[1, 2, 0] = ZEROS[0, 2, 3] = True      # line 0 has none, 
 ORDER = np.argsort(normal(3, 4), 1)
 WEIGHTS = np.arange(12.0).reshape(3, 4)
 MASK = np.array([[True, False, True, True], [False, True, True, False], [True, True, False, False]])
+BIAS = np.where(MASK, WEIGHTS / 6 - 1, -np.inf)
 DOCUMENTS = np.array([[0, 0, 1, 1, 1], [4, 2, 4, 2, 4]])
 
 SAMPLES = [
@@ -166,6 +167,10 @@ SAMPLES = [
            (normal(1, 4, 3, 2), normal(1, 2, 3, 2), normal(1, 2, 3, 3)), "causal, grouped"),
     Sample("attention", lambda q, k, v: mt.scaled_dot_product_attention(q, k, v, attn_mask=MASK),
            (normal(1, 2, 3, 2), normal(1, 1, 4, 2), normal(1, 1, 4, 2)), "masked"),
+    Sample("softmax", mt.scaled_dot_product_attention,
+           (normal(2, 4, 3, 2), normal(2, 2, 4, 2), normal(2, 2, 4, 3), normal(4, 1, 4)), "of biased attention"),
+    Sample("softmax", lambda q, k, v: mt.scaled_dot_product_attention(q, k, v, BIAS, is_causal=True),
+           (normal(1, 2, 3, 2), normal(1, 1, 4, 2), normal(1, 1, 4, 2)), "of biased and causal attention"),
     Sample("dropout", lambda x: mt.exp(mt.dropout(x, 0.4, mask=MASK)), (normal(3, 4),)),
     Sample("softmax_cross_entropy", lambda z: mt.softmax_cross_entropy(z, LABELS), (normal(3, 5),)),
     Sample("linear_cross_entropy", lambda x, w: mt.linear_cross_entropy(x, w, LABELS), (normal(3, 4), normal(5, 4))),

@@ -45,6 +45,9 @@ CASES = {
     "attention masked": (lambda q, k, v: mt.scaled_dot_product_attention(q, k, v, MASK),
                          lambda q, k, v: F.scaled_dot_product_attention(q, k, v, torch.tensor(MASK)),
                          normal(2, 2, 3, 4), normal(2, 2, 5, 4), normal(2, 2, 5, 4)),
+    "attention with a mask that is learned": (
+        mt.scaled_dot_product_attention, F.scaled_dot_product_attention,
+        normal(2, 2, 3, 4), normal(2, 2, 5, 4), normal(2, 2, 5, 4), normal(2, 3, 5)),
     "softmax": (lambda x: mt.softmax(x, 0), lambda x: torch.softmax(x, 0), normal(3, 4)),
     "log_softmax": (mt.log_softmax, lambda x: torch.log_softmax(x, -1), normal(3, 4)),
     "embedding": (lambda w: mt.embedding(IDS, w), lambda w: F.embedding(torch.tensor(IDS), w), normal(3, 4)),

@@ -24,9 +24,9 @@ import math
 import operator
 
 from ... import backend
-from ...backend import check_devices, finfo, module_of, result_type, whole, xp
+from ...backend import check_devices, finfo, is_floating, module_of, result_type, whole, xp
 from ..primitive import Primitive, bind, lower
-from .elementwise import floats, where
+from .elementwise import astype, floats, greater, where
 from .fused import softmax
 from .linalg import matmul
 from .shape import reshape, swap_last
@@ -93,7 +93,8 @@ def allowed(q, k, mask, documents, band):
     return functools.reduce(operator.and_, rules) if rules else None
 
 
-def _definition(q, k, v, mask, documents, band, scale):
+def _definition(q, k, v, mask, documents, band, scale, bias=None):
+    """In ordinary ops; bias: None, or what is added to the scores."""
     mask = allowed(q, k, mask, documents, band)
     batch, heads, times, size = q.shape
     groups = k.shape[1]
@@ -101,6 +102,8 @@ def _definition(q, k, v, mask, documents, band, scale):
     k, v = (reshape(x, (batch, groups, 1, *x.shape[2:])) for x in (k, v))
     scores = matmul(reshape(q, (*share, times, size)), swap_last(k)) * scale
     scores = reshape(scores, (batch, heads, *scores.shape[3:]))
+    if bias is not None:
+        scores = scores + bias
     if mask is not None:
         scores = where(mask, scores, float(finfo(scores.dtype).min) / 2)
     p = softmax(scores)
@@ -188,18 +191,21 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, is_causal=Fa
     query      (batch, heads, time, size)
     key        (batch, kv_heads, sources, size); kv_heads divides heads: head h reads key h // (heads / kv_heads)
     value      (batch, kv_heads, sources, out) -> (batch, heads, time, out)
-    attn_mask  bool, broadcasting to (batch, heads, time, sources): True where a position may look
+    attn_mask  broadcasts to (batch, heads, time, sources). bool: True where a position may look. Floats: added to the
+               scores, and differentiated; -inf forbids
     is_causal  position t may look at sources 0 … t
     scale      default 1 / sqrt(size)
     documents  integers (batch, time), for self-attention: a position may look at those of its own number, which need
                not stand side by side. Source: Dubey et al. 2024, "The Llama 3 herd of models", 3.2
     window     a position sees those less than so many away only, itself among them: with is_causal t - window + 1 … t
 
-    What attn_mask, is_causal, documents and window forbid adds up; a position that may look at nothing gives 0. torch
-    asks for enable_gqa=True before it groups heads; here the shapes say it. Backward keeps the (batch, heads, time,
-    sources) weights, with a narrow window those of as many sources as some queries at a time may see (2·window - 1,
-    causal and from FEWEST on; 4·window - 3 both ways); on a GPU, without attn_mask, a kernel that makes them twice
-    instead (kernels/flash_attention.py), and leaves out blocks of which nothing is seen.
+    What attn_mask, is_causal, documents and window forbid adds up (torch takes no attn_mask beside is_causal); a
+    position that may look at nothing gives 0, where torch has NaN. torch asks for enable_gqa=True before it groups
+    heads; here the shapes say it. Backward keeps the (batch, heads, time, sources) weights, with a narrow window those
+    of as many sources as some queries at a time may see (2·window - 1, causal and from FEWEST on; 4·window - 3 both
+    ways); on a GPU, without attn_mask, a kernel that makes them twice instead (kernels/flash_attention.py), and leaves
+    out blocks of which nothing is seen. With floats as attn_mask it is a chain of ordinary ops, on any device: all
+    scores are made, whatever the window, and each op keeps its own.
     """
     query, key, value = floats(query), floats(key), floats(value)
     q, k, v = query.shape, key.shape, value.shape
@@ -207,16 +213,7 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, is_causal=Fa
             or not k[1] or q[1] % k[1]:
         raise ValueError(f"attention: query {q}, key {k}, value {v} must be (batch, heads, time, size), (batch, "
                          "kv_heads, sources, size) and (batch, kv_heads, sources, out), kv_heads a divisor of heads")
-    mask = None if attn_mask is None else lower(attn_mask)
-    if mask is not None:
-        if mask.dtype != bool:
-            raise TypeError(f"attention: attn_mask of dtype {mask.dtype}; it must be bool, True where a position may "
-                            "look")
-        check_devices("attention", (lower(query), mask))
-        try:
-            xp.broadcast_shapes(mask.shape, (q[0], q[1], q[2], k[2]))
-        except ValueError:
-            raise ValueError(f"attention: attn_mask {mask.shape} doesn't broadcast to {(*q[:3], k[2])}") from None
+    mask, bias = _mask_and_bias(attn_mask, query, (*q[:3], k[2]))
     if documents is not None:
         documents = numbered(documents, (q[0], q[2]))
         if q[2] != k[2]:
@@ -227,12 +224,37 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, is_causal=Fa
     band = band_of(is_causal, window)
     if window is not None:      # one that is as long as the sequence, is none
         band = part_of_band(band, slice(0, q[2]), slice(0, k[2])) or ALL
-    return banded_attention(query, key, value, band, scale, mask, documents)
+    return banded_attention(query, key, value, band, scale, mask, documents, bias)
 
 
-def banded_attention(query, key, value, band, scale=None, mask=None, documents=None):
-    """The same for any band, unchecked; documents: the queries' numbers and the sources', int64."""
+def _mask_and_bias(attn_mask, query, shape):
+    """(where a position may look, bool; what is added to its scores), each None where there is none."""
+    if attn_mask is None:
+        return None, None
+    raw = lower(attn_mask)
+    if raw.dtype != bool and not is_floating(raw.dtype):
+        raise TypeError(f"attention: attn_mask of dtype {raw.dtype}; it must be bool, True where a position may look, "
+                        "or floats, which are added to the scores")
+    check_devices("attention", (lower(query), raw))
+    try:
+        fits = xp.broadcast_shapes(attn_mask.shape, shape) == shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(f"attention: attn_mask {tuple(attn_mask.shape)} doesn't broadcast to {shape}")
+    if raw.dtype == bool:
+        return raw, None
+    bias = astype(attn_mask, query.dtype)
+    seen = lower(greater(bias, -xp.inf))    # apart: in a row of nothing else, -inf less the largest is NaN
+    return seen, where(seen, bias, 0.0)
+
+
+def banded_attention(query, key, value, band, scale=None, mask=None, documents=None, bias=None):
+    """The same for any band, unchecked; documents: the queries' numbers and the sources', int64; bias: floats, added to
+    the scores."""
     scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
+    if bias is not None:
+        return _definition(query, key, value, mask, documents, band, scale, bias)
     return bind(_attention, (query, key, value), (mask, documents, band, scale))
 
 

@@ -1,0 +1,163 @@
+"""Attention with a mask, of bools or of floats that are added: who sees whom, values and gradients position by
+position, and what is refused."""
+
+import numpy as np
+import pytest
+
+import minitorch_dist as mt
+from minitorch_dist import backend
+
+random = np.random.default_rng
+
+
+def by_hand(q, k, v, bias, ct, causal=False, window=None, documents=None):
+    """(y, dq, dk, dv, dbias), position by position; bias (batch, heads, time, sources), -inf where nobody may look."""
+    y, dq, dk, dv, dbias = np.zeros_like(ct), *(np.zeros_like(x) for x in (q, k, v, bias))
+    group, scale = q.shape[1] // k.shape[1], q.shape[3] ** -0.5
+    for b, h, t in np.ndindex(q.shape[:3]):
+        s = [s for s in range(k.shape[2]) if bias[b, h, t, s] > -np.inf and not (causal and s > t)
+             and (window is None or abs(t - s) < window)
+             and (documents is None or documents[b, t] == documents[b, s])]
+        if not s:
+            continue
+        g = h // group
+        e = np.exp(k[b, g, s] @ q[b, h, t] * scale + bias[b, h, t, s])
+        p = e / e.sum()
+        y[b, h, t] = p @ v[b, g, s]
+        score = p * (v[b, g, s] @ ct[b, h, t] - ct[b, h, t] @ y[b, h, t])
+        dbias[b, h, t, s] = score
+        dq[b, h, t] = score @ k[b, g, s] * scale
+        dk[b, g, s] += score[:, None] * q[b, h, t] * scale
+        dv[b, g, s] += p[:, None] * ct[b, h, t]
+    return y, dq, dk, dv, dbias
+
+
+def summed(g, shape):
+    """A gradient of what was broadcast."""
+    lead = g.ndim - len(shape)
+    g = g.sum(tuple(range(lead)))
+    return g.sum(tuple(i for i, n in enumerate(shape) if n == 1), keepdims=True)
+
+
+SHAPES = [(2, 4, 7, 7), (2, 1, 1, 7), (4, 1, 7), (7, 7), (1, 7), (7,), ()]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("rules", [{}, {"causal": True}, {"window": 3}, {"causal": True, "window": 2},
+                                   {"documents": np.array([[0, 0, 1, 1, 1, 2, 2], [3, 3, 3, 1, 1, 1, 1]])}],
+                         ids=lambda rules: " ".join(rules) or "alone")
+def test_floats_are_added_to_the_scores(shape, rules):
+    """Values and all gradients; about a third of the bias is -inf, so that some rows see nothing."""
+    draw = random(len(shape)).standard_normal
+    q, k, v, ct = draw((2, 4, 7, 3)), draw((2, 2, 7, 3)), draw((2, 2, 7, 5)), draw((2, 4, 7, 5))
+    bias = np.asarray(2 * draw(shape))
+    bias[bias < -1] = -np.inf
+    whole = np.broadcast_to(bias, (2, 4, 7, 7)).copy()
+    options = {{"causal": "is_causal"}.get(name, name): value for name, value in rules.items()}
+    y, pull = mt.vjp(lambda *x: mt.scaled_dot_product_attention(*x, **options), q, k, v, bias)
+    *wanted, dbias = by_hand(q, k, v, whole, ct, **rules)
+    for got, true in zip((y, *pull(ct)), (*wanted, summed(dbias, shape)), strict=True):
+        np.testing.assert_allclose(got, true, rtol=1e-10, atol=1e-12)
+    leaves = [mt.tensor(x, requires_grad=True) for x in (q, k, v, bias)]
+    mt.scaled_dot_product_attention(*leaves, **options).backward(mt.tensor(ct))
+    np.testing.assert_allclose(leaves[3].grad.numpy(), summed(dbias, shape), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_bools_are_floats_of_0_and_minus_inf(shape):
+    draw = random(5)
+    q, k, v = draw.standard_normal((2, 4, 7, 3)), draw.standard_normal((2, 2, 7, 3)), draw.standard_normal((2, 2, 7, 5))
+    sees = draw.random(shape) < 0.5
+    ct = draw.standard_normal((2, 4, 7, 5))
+    for causal in (False, True):
+        def attention(*x, mask, causal=causal):
+            return mt.scaled_dot_product_attention(*x, mask, is_causal=causal)
+        found = []
+        for mask in (sees, np.where(sees, 0.0, -np.inf)):
+            y, pull = mt.vjp(lambda *x, mask=mask: attention(*x, mask=mask), q, k, v)
+            found.append((y, *pull(ct)))
+        for a, b in zip(*found, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
+
+
+def test_small_cases_by_hand():
+    """Two sources, of values 10 and 20, and equal scores: a bias of log 3 on the first makes weights 3/4 and 1/4."""
+    q, k, v = np.zeros((1, 1, 2, 1)), np.zeros((1, 1, 2, 1)), np.array([10.0, 20]).reshape(1, 1, 2, 1)
+
+    def found(mask, **options):
+        return mt.scaled_dot_product_attention(q, k, v, np.array(mask), **options)[0, 0, :, 0].tolist()
+    log3, inf = np.log(3), np.inf
+    np.testing.assert_allclose(found([[log3, 0], [0, log3]]), [12.5, 17.5])
+    np.testing.assert_allclose(found([log3, 0]), [12.5, 12.5])
+    assert found([[True, False], [False, True]]) == found([[0, -inf], [-inf, 0]]) == [10, 20]     # True takes part
+    assert found([[False, False], [True, True]]) == found([[-inf, -inf], [0, 0]]) == [0, 15]      # sees nothing: 0
+    assert found([False, True], is_causal=True) == found([-inf, 0], is_causal=True) == [0, 20]
+    assert found([0, -inf], window=1) == [10, 0]
+    assert found([0, -inf], documents=np.array([[0, 1]])) == [10, 0]
+    assert found([[-1e30, -1e30], [0, 0]]) == [15, 15]      # a large number forbids nothing: all alike
+
+
+def test_derivatives_of_the_bias():
+    """To second order, and in forward mode; a bias that every head has of its own distance, as ALiBi's."""
+    draw = random(2).standard_normal
+    q, k, slopes = draw((1, 2, 3, 2)), draw((1, 1, 4, 2)), draw((2, 1, 1))
+    distance = np.abs(np.arange(3)[:, None] - np.arange(4))
+    mt.check_grads(lambda q, k, slopes: mt.scaled_dot_product_attention(q, k, k, slopes * -distance, is_causal=True),
+                   (q, k, slopes))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_dtypes(dtype):
+    """A bias of another dtype becomes the query's, and its gradient comes back in its own."""
+    draw = random(3).standard_normal
+    dtype = backend.as_dtype(dtype)
+    q = mt.tensor(draw((1, 2, 3, 4)).astype(dtype), requires_grad=True)
+    bias = mt.tensor(draw((3, 3)), requires_grad=True)
+    y = mt.scaled_dot_product_attention(q, q, q, bias)
+    y.sum().backward()
+    assert y.dtype == q.grad.dtype == dtype and bias.grad.dtype == np.float64
+    whole = q.numpy().astype(np.float64)
+    exact = mt.scaled_dot_product_attention(whole, whole, whole, bias.numpy())
+    np.testing.assert_allclose(y.numpy().astype(np.float64), exact,
+                               atol=4 * float(backend.finfo(dtype).eps) * np.abs(whole).max())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_autocast(dtype):
+    """Products in 16 bits, the bias and softmax in float32."""
+    draw = random(3).standard_normal
+    q, bias = mt.tensor(draw((1, 2, 5, 4)).astype("float32"), requires_grad=True), 9 * draw((5, 5)).astype("float32")
+    bias = mt.tensor(bias, requires_grad=True)
+    with mt.autocast(dtype):
+        y = mt.scaled_dot_product_attention(q, q, q, bias)
+    assert y.dtype == backend.as_dtype(dtype)
+    (y.astype("float32") * q).sum().backward()
+    exact, leaf = (mt.tensor(x.numpy(), requires_grad=True) for x in (q, bias))
+    (mt.scaled_dot_product_attention(exact, exact, exact, leaf) * exact).sum().backward()
+    assert q.grad.dtype == bias.grad.dtype == np.float32
+    for a, b in ((q, exact), (bias, leaf)):
+        assert np.abs(a.grad.numpy() - b.grad.numpy()).max() < 6 * float(backend.finfo(y.dtype).eps) * np.abs(
+            b.grad.numpy()).max()
+
+
+@pytest.mark.parametrize("shape, mask", [((1, 1, 2, 3), (2, 2, 3)), ((1, 2, 2, 3), (3, 2, 3)), ((2, 1, 1, 3), (4, 3))],
+                         ids=str)
+def test_a_mask_that_would_make_more_of_the_scores_is_refused(shape, mask):
+    q, k = np.ones((*shape[:3], 2)), np.ones((*shape[:2], shape[3], 2))
+    for values in (np.ones(mask), np.ones(mask, bool)):
+        with pytest.raises(ValueError, match="doesn't broadcast to"):
+            mt.scaled_dot_product_attention(q, k, k, values)
+
+
+def test_whole_numbers_are_no_mask():
+    x = np.ones((1, 1, 2, 3))
+    with pytest.raises(TypeError, match="attn_mask of dtype int64; it must be bool, True where a position may"):
+        mt.scaled_dot_product_attention(x, x, x, np.ones((2, 2), int))
+
+
+@pytest.mark.parametrize("causal, rows", [(False, 0), (False, 3), (True, 0), (True, 3)])
+def test_none_of_some(causal, rows):
+    """No queries, or no sources at all."""
+    q, k = np.ones((2, 2, rows, 3)), np.ones((2, 2, 3 - rows, 3))
+    y = mt.scaled_dot_product_attention(q, k, k, np.zeros((rows, 3 - rows)), is_causal=causal)
+    assert y.shape == (2, 2, rows, 3) and not y.any()
