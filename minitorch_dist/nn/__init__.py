@@ -6,6 +6,7 @@ from .absent import without_values
 from .attention import MultiHeadAttention
 from .containers import ModuleList, Sequential
 from .conv import AvgPool2d, Conv1d, Conv2d, MaxPool2d, Reshape
+from .cross_attention import CrossAttention
 from .functional_call import functional_call
 from .latent import LatentAttention
 from .layers import GELU, Dropout, Flatten, Identity, LeakyReLU, Linear, ReLU, Sigmoid, SwiGLU, Tanh
@@ -22,10 +23,11 @@ from .transformer import GPT, Embedding, TransformerBlock
 
 __getattr__ = of_module(__name__)
 __all__ = [
-    "GELU", "GPT", "AvgPool2d", "BatchNorm", "Conv1d", "Conv2d", "DeltaAttention", "Dropout", "Embedding", "Flatten",
-    "GroupNorm", "Identity", "ImageTransformer", "LatentAttention", "LayerNorm", "LeakyReLU", "Linear",
-    "LinearAttention", "MaxPool2d", "MoE", "Module", "ModuleList", "MultiHeadAttention", "MultiTokenPrediction",
-    "Parameter", "RMSNorm", "ReLU", "Reshape", "ResidualBlock", "Rotary", "Sequential", "Sigmoid", "Summary", "SwiGLU",
-    "Tanh", "TransformerBlock", "binary_cross_entropy_with_logits", "cross_entropy", "functional_call", "init", "lenet",
-    "linear_cross_entropy", "mlp", "mse_loss", "multi_token_loss", "summary", "without_values",
+    "GELU", "GPT", "AvgPool2d", "BatchNorm", "Conv1d", "Conv2d", "CrossAttention", "DeltaAttention", "Dropout",
+    "Embedding", "Flatten", "GroupNorm", "Identity", "ImageTransformer", "LatentAttention", "LayerNorm", "LeakyReLU",
+    "Linear", "LinearAttention", "MaxPool2d", "MoE", "Module", "ModuleList", "MultiHeadAttention",
+    "MultiTokenPrediction", "Parameter", "RMSNorm", "ReLU", "Reshape", "ResidualBlock", "Rotary", "Sequential",
+    "Sigmoid", "Summary", "SwiGLU", "Tanh", "TransformerBlock", "binary_cross_entropy_with_logits", "cross_entropy",
+    "functional_call", "init", "lenet", "linear_cross_entropy", "mlp", "mse_loss", "multi_token_loss", "summary",
+    "without_values",
 ]

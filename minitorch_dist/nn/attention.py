@@ -16,7 +16,8 @@ from .positions import Rotary, places, rotary_of
 
 class MultiHeadAttention(Module):
     """Self-attention: (batch, time, dim) -> (batch, time, dim). With documents, integers (batch, time), each position
-    looks at those of its own number, and rotary positions begin anew with each document.
+    looks at those of its own number, and rotary positions begin anew with each document. mask: attn_mask of
+    ops.scaled_dot_product_attention, of which True takes part (torch's layer has it the other way round).
 
     heads       number of query heads, which divide dim
     kv_heads    number of key and value heads (default: heads); fewer are shared by groups of queries
@@ -34,7 +35,7 @@ class MultiHeadAttention(Module):
     Henry et al. 2020, "Query-key normalization"; Qwen Team 2025, "Qwen3" (qk_norm as here).
     """
 
-    context = scale = window = None
+    context = scale = window = rotary = None
     q_norm = k_norm = None
     keeps = "keys"      # and values, in a KeyValueCache
 
@@ -43,18 +44,23 @@ class MultiHeadAttention(Module):
         super().__init__()
         dim, heads, kv_heads, self.window = at_least_1("MultiHeadAttention", dim=dim, heads=heads, kv_heads=kv_heads,
                                                        window=window)
-        kv_heads = heads if kv_heads is None else kv_heads
-        if dim % heads or heads % kv_heads:
-            raise ValueError(f"MultiHeadAttention: {heads} heads must divide dim {dim}, {kv_heads} kv_heads the heads")
-        self.heads, self.kv_heads, self.size = heads, kv_heads, dim // heads
+        self._share(dim, heads, kv_heads)
         self.causal, self.rotary = causal, rotary_of(rotary)
 
         def weights(shape, dtype):
             return init.normal(shape, std, dtype)
-        self.qkv = Linear(dim, (heads + 2 * kv_heads) * self.size, bias, dtype, weights)
+        self.qkv = Linear(dim, (heads + 2 * self.kv_heads) * self.size, bias, dtype, weights)
         if qk_norm:
             self.q_norm, self.k_norm = (RMSNorm(self.size, dtype=dtype) for _ in range(2))
         self.out = Linear(dim, dim, bias, dtype, weights)
+
+    def _share(self, dim, heads, kv_heads):
+        """How many heads there are, and of how many features. ValueError where they don't go up."""
+        kv_heads = heads if kv_heads is None else kv_heads
+        if dim % heads or heads % kv_heads:
+            raise ValueError(f"{type(self).__name__}: {heads} heads must divide dim {dim}, {kv_heads} kv_heads the "
+                             "heads")
+        self.heads, self.kv_heads, self.size = heads, kv_heads, dim // heads
 
     def _check(self, x):
         if len(x.shape) != 3:
@@ -71,9 +77,7 @@ class MultiHeadAttention(Module):
     def _queries_keys_values(self, x, documents=None):
         self._check(x)
         h = self.qkv(x)     # may bring in positions that x hasn't (parallel/sequence_parallel.py)
-        h = ops.reshape(h, (*h.shape[:2], self.heads + 2 * self.kv_heads, self.size))
-        # Split first: then their gradients, put together, lie in memory as those of self.qkv.
-        q, k, v = [ops.transpose(part, (0, 2, 1, 3)) for part in h.split((self.heads, self.kv_heads, self.kv_heads), 2)]
+        q, k, v = of_heads(h, self.size, self.heads, self.kv_heads, self.kv_heads)
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotary is not None:
@@ -81,6 +85,9 @@ class MultiHeadAttention(Module):
             q, k = self.rotary.turn(q, positions), self.rotary.turn(k, positions)
             if self.q_norm is None:     # which keeps them in any case
                 v = v * 1.0     # for backward a view of h would keep queries and keys as well, as they were before
+        return self._of_one_dtype(q, k, v)
+
+    def _of_one_dtype(self, q, k, v):
         if q.dtype != v.dtype:      # autocast's norms are of float32, which would be sent and kept
             q, k = ops.astype(q, v.dtype), ops.astype(k, v.dtype)
         return q, k, v
@@ -104,13 +111,19 @@ class MultiHeadAttention(Module):
                                                           window=self.window, scale=self._scale()))
 
     @by_position
-    def forward(self, x, documents=None):
+    def forward(self, x, documents=None, mask=None):
+        if mask is not None:
+            self._check_whole("a mask")
         q, k, v = self._queries_keys_values(x, documents)
         if self.context is None:
-            y = ops.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=self._scale(),
+            y = ops.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal, scale=self._scale(),
                                                  documents=documents, window=self.window)
         else:
             y = self.context(q, k, v, self.causal, self._scale(), documents, self.window)
+        return self._merged(y)
+
+    def _merged(self, y):
+        """What all heads have found, (batch, heads, time, size), as the layer's result."""
         y = ops.transpose(y, (0, 2, 1, 3))
         return self.out(ops.reshape(y, (*y.shape[:2], y.shape[2] * y.shape[3])))
 
@@ -119,6 +132,14 @@ class MultiHeadAttention(Module):
                  f", window={self.window}": self.window is not None,
                  f", rotary={self.rotary}": self.rotary not in (None, Rotary())}
         return f"{self.heads * self.size}, heads={self.heads}" + "".join(part for part, told in parts.items() if told)
+
+
+def of_heads(h, size, *counts):
+    """What lies side by side in features (batch, time, Σ counts · size), head by head: (batch, count, time, size) of
+    each count."""
+    h = ops.reshape(h, (*h.shape[:2], sum(counts), size))
+    # Split first: then their gradients, put together, lie in memory as those of what has made h.
+    return [ops.transpose(part, (0, 2, 1, 3)) for part in h.split(counts, 2)]
 
 
 def unit_values(x, k):

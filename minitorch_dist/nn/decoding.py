@@ -91,6 +91,9 @@ class KeyValueCache:
         logits = cache.read(tokens)         # (batch, time, vocabulary), as model(tokens)
         logits = cache.read(more)           # (batch, time', vocabulary): the last ones of model(tokens, then more)
 
+    Of a decoder, whose blocks look at a memory: cache.read(tokens, memory, …), what else the model takes. The memory's
+    keys and values are made at the first read.
+
     model   a GPT, whole or cut by tensor parallelism (then a rank keeps its heads'). ValueError unless uncacheable(it)
             is None
     length  positions that there is room for (default: the model's), 1 or more
@@ -101,7 +104,8 @@ class KeyValueCache:
     nbytes  of keys and values: 2 · layers · batch · kv_heads · length · size numbers, from the first read on; of
             attention with a window 2 · window for the length, if that is less, but for what one read brings that is
             longer, until the next; of latent attention layers · batch · length · (kv_rank + rope_size), on each rank
-            that has some of the heads; of attention by states layers · batch · heads · size², whatever the length
+            that has some of the heads; of attention by states layers · batch · heads · size², whatever the length; of
+            attention to a memory as of keys and values, of its sources
 
     For evaluation, under no_grad(): gradients don't reach what is kept.
     """
@@ -120,10 +124,11 @@ class KeyValueCache:
         """Bytes of the keys and values."""
         return sum(array.nbytes for _, kept in self.layers.values() for array in kept.arrays if array is not None)
 
-    def read(self, tokens):
-        """The logits (batch, time, vocabulary) of the tokens (batch, time), which come after those read before."""
+    def read(self, tokens, *more):
+        """The logits (batch, time, vocabulary) of the tokens (batch, time), which come after those read before. more:
+        what the model takes besides."""
         with self.reading(tokens):
-            logits = self.model(tokens)
+            logits = self.model(tokens, *more)
         return logits[0] if isinstance(logits, tuple) else logits
 
     @contextmanager
@@ -257,6 +262,23 @@ class _KeptLatents(_Kept):
         return self.attend(q, self.keys, self.keys[..., :rank], scale)
 
 
+class _KeptMemory(_Places):
+    """A CrossAttention's keys and values (batch, kv_heads, sources, size), of the memory that the first tokens have
+    been read with."""
+
+    arrays = None, None
+
+    def of_memory(self, attention, memory):
+        """Keys and values."""
+        if not self.cache.past:
+            self.arrays = tuple(lower(x).copy() for x in attention.keys_values(memory))     # views of one array
+        kept = self.arrays[0].shape
+        if (kept[0], kept[2]) != tuple(memory.shape[:2]):
+            raise ValueError(f"KeyValueCache: memory {tuple(memory.shape)}, where the tokens before have been read "
+                             f"with one of {kept[0]} rows and {kept[2]} sources: all reads have the same")
+        return self.arrays
+
+
 class _KeptState(_Places):
     """Of a LinearAttention or a DeltaAttention: one array (batch, heads, size, size), what all positions read so far
     have left behind; and, where the cache may be taken back, that of before the last read, and what the read has
@@ -302,7 +324,8 @@ class _KeptState(_Places):
         return y, lower(state) if start is not None else lower(state).copy()
 
 
-KEPT = {"keys": _Kept, "latents": _KeptLatents, "state": _KeptState}       # by an attention's `keeps`
+# By an attention's `keeps`.
+KEPT = {"keys": _Kept, "latents": _KeptLatents, "state": _KeptState, "memory": _KeptMemory}
 
 
 def generate(model, tokens, count, temperature=1.0, stream=None, end=None, cache=None, top_k=None, top_p=None):

@@ -150,8 +150,7 @@ class LatentAttention(MultiHeadAttention):
             kept = self.context.kept
             k, v = self._keys_values(kept[:, 0, :, :self.kv_rank], kept[..., self.kv_rank:])
             y = self.context.attend(q, k, v, self._scale())
-        y = ops.transpose(y, (0, 2, 1, 3))
-        return self.out(ops.reshape(y, (*y.shape[:2], self.heads * self.value_size)))
+        return self._merged(y)
 
     def _absorbed(self, q):
         """What queries find in a cache: (batch, heads, time, size) -> (batch, heads, time, value_size)."""

@@ -11,6 +11,7 @@ from ..backend import to_device_of, xp
 from . import decoding, init
 from .attention import MultiHeadAttention
 from .containers import Sequential
+from .cross_attention import CrossAttention
 from .decoding import by_position
 from .latent import LatentAttention
 from .layers import GELU, Dropout, Linear, SwiGLU
@@ -107,6 +108,7 @@ def feed_forward(dim, hidden, mlp, bias, dtype, std):
 
 class TransformerBlock(Module):
     """x + attention(norm(x)), then x + mlp(norm(x)): (batch, time, dim) -> the same. Pre-norm. documents: attention's.
+    memory and memory_mask: with cross=True, and then always, what its CrossAttention takes.
 
     mlp     "gelu", or "swiglu": down(silu(gate(x)) · up(x)), where gate and up are the halves of mlp[0]
     hidden  features within it, or within each expert (default: 4 · dim)
@@ -117,11 +119,15 @@ class TransformerBlock(Module):
     rotary, qk_norm, window  MultiHeadAttention's
     window  also "linear" or "delta": attention is LinearAttention or DeltaAttention, which is causal (else ValueError),
             and has neither kv_heads, rotary positions nor latents
+    cross   between the two, x + cross_attention(norm(x), memory): a decoder's block, which reads what an encoder has
+            made, (batch, sources, dim). Of several: Sequential(*blocks)(x, None, memory, memory_mask)
     """
+
+    cross_norm = cross_attention = None
 
     def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dropout=0.0, norm="layer",
                  dtype=xp.float32, std=0.02, moe=None, mlp="gelu", hidden=None, bias=True, latent=None, window=None,
-                 qk_norm=False):
+                 qk_norm=False, cross=False):
         super().__init__()
         dim, heads, hidden = at_least_1("TransformerBlock", dim=dim, heads=heads, hidden=hidden)
         hidden = 4 * dim if hidden is None else hidden
@@ -145,16 +151,25 @@ class TransformerBlock(Module):
             self.attention = LatentAttention(dim, heads, causal, dtype, std, bias, rotary=rotary, **latent)
         else:
             self.attention = MultiHeadAttention(dim, heads, kv_heads, causal, rotary, dtype, std, bias, window, qk_norm)
+        if cross:
+            self.cross_norm = NORMS[norm](dim, dtype=dtype)
+            self.cross_attention = CrossAttention(dim, heads, kv_heads, None, dtype, std, bias, qk_norm)
         self.norm2 = NORMS[norm](dim, dtype=dtype)
         self.mlp = feed_forward(dim, hidden, mlp, bias, dtype, std) if moe is None else \
             MoE(dim, hidden, **{"dtype": dtype, "std": std, "mlp": mlp} | moe)
         self.dropout = Dropout(dropout)
 
     @by_position
-    def forward(self, x, documents=None):
+    def forward(self, x, documents=None, memory=None, memory_mask=None):
+        if (memory is None) != (self.cross_attention is None):
+            raise ValueError(f"TransformerBlock: cross={self.cross_attention is not None}, and "
+                             f"{'no memory' if memory is None else 'a memory'} was given: a block that is made with "
+                             "cross=True takes one, block(x, None, memory), and others don't")
         x, aux = x if isinstance(x, tuple) else (x, None)
         more = () if documents is None else (documents,)
         x = x + self.dropout(self.attention(self.norm1(x), *more))
+        if memory is not None:
+            x = x + self.dropout(self.cross_attention(self.cross_norm(x), memory, memory_mask))
         y = self.mlp(self.norm2(x))
         if isinstance(y, tuple):
             y, own = y

@@ -32,6 +32,7 @@ from ..comm.communicator import Communicator
 from ..comm.mesh import DeviceMesh
 from ..flat import flat_buffers
 from ..nn.attention import MultiHeadAttention
+from ..nn.cross_attention import CrossAttention
 from ..nn.latent import LatentAttention
 from ..nn.linear_attention import LinearAttention
 from ..nn.module import Parameter
@@ -317,6 +318,9 @@ def megatron(model, axis="tp"):
             sections = (module.heads * module.size,) * 4 + (module.heads,) * module.numbers
             found |= _columns(f"{prefix}project", module.project, (axis, sections)) | {
                 f"{prefix}decay.bias": [axis], f"{prefix}out.weight": [-1, axis]}
+        elif isinstance(module, CrossAttention):
+            found |= {**_columns(f"{prefix}q", module.q, axis), f"{prefix}out.weight": [-1, axis],
+                      **_columns(f"{prefix}kv", module.kv, (axis, (module.kv_heads * module.size,) * 2))}
         elif isinstance(module, MultiHeadAttention):
             sections = tuple(count * module.size for count in (module.heads, module.kv_heads, module.kv_heads))
             found |= _columns(f"{prefix}qkv", module.qkv, (axis, sections)) | {f"{prefix}out.weight": [-1, axis]}

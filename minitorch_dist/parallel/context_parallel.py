@@ -37,6 +37,7 @@ from ..backend import to_device_of
 from ..comm.mesh import check_no_mesh
 from ..nn.attention import MultiHeadAttention
 from ..nn.conv import Conv1d, Conv2d, MaxPool2d
+from ..nn.cross_attention import CrossAttention
 from ..nn.layers import Dropout, Flatten
 from ..nn.linear_attention import LinearAttention
 from ..nn.models import ImageTransformer
@@ -241,6 +242,9 @@ def _check(path, module, context):
                 if isinstance(module, MoE) else "")
         raise ValueError(f"context_parallel: {path}, of class {type(module).__name__}, looks at several positions at "
                          f"once, or counts them, and would take this rank's for all{what}")
+    if isinstance(module, CrossAttention):
+        raise ValueError(f"context_parallel: {path}, of class CrossAttention, looks at another sequence, of which it "
+                         "isn't known whether a rank has all or a part: cut the samples or the heads instead")
     if isinstance(module, Context):
         raise ValueError(f"context_parallel: the sequences are divided already, {module.extra_repr()}")
     shared = isinstance(module, MultiHeadAttention) and not isinstance(module, LinearAttention)

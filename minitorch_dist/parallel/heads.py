@@ -5,6 +5,8 @@
                                      ├─ kv_norm ─ copy_to ── kv ──┤
                                      └─ the turned key ─ copy_to ─┘
     LinearAttention       x ────────── copy_to ── project ──┬── states, gated ── out ── reduce_from
+    CrossAttention        x ────────── copy_to ── q ────────┬── attention ── out ── reduce_from
+                          memory ───── copy_to ── kv ───────┘
 
 What makes heads is cut by columns, `out` by rows. Norms of queries, keys and results, which all heads share, are whole,
 and the gradients of their weights summed. What makes latents stays whole, with its norms: its work is the same
@@ -19,6 +21,7 @@ import numpy as np
 
 from ..data.loader import share
 from ..nn.attention import MultiHeadAttention
+from ..nn.cross_attention import CrossAttention
 from ..nn.decoding import by_position
 from ..nn.latent import LatentAttention
 from ..nn.linear_attention import Decay, LinearAttention
@@ -96,4 +99,14 @@ def _of_latents(attention, comm, sequence_parallel=False, **options):
     return parts | {name: sequences.on_part(getattr(attention, name), comm) for name in between}
 
 
-KINDS = {LatentAttention: _of_latents, LinearAttention: _of_states, MultiHeadAttention: _of_projections}
+def _of_memory(attention, comm, **options):
+    kv_heads, size = attention.kv_heads, attention.size
+    queries = _features(comm, size, attention.heads)
+    rows = np.concatenate([_features(comm, size, kv_heads, first) for first in (0, kv_heads)])
+    return {"q": ColumnParallelLinear(attention.q, comm, queries, **options),
+            "kv": ColumnParallelLinear(attention.kv, comm, rows, **options), **_norms(attention, comm),
+            "out": RowParallelLinear(attention.out, comm, queries, **options)}
+
+
+KINDS = {CrossAttention: _of_memory, LatentAttention: _of_latents, LinearAttention: _of_states,
+         MultiHeadAttention: _of_projections}

@@ -29,6 +29,7 @@ from ..autodiff.primitive import lower, state
 from ..autodiff.writes import log, tick
 from ..nn.attention import MultiHeadAttention
 from ..nn.containers import Sequential
+from ..nn.cross_attention import CrossAttention
 from ..nn.layers import GELU, Dropout, LeakyReLU, ReLU, Sigmoid, SwiGLU, Tanh
 from ..nn.module import Module
 from ..nn.moe import MoE
@@ -233,6 +234,9 @@ def check_plan(modules, chosen):
     if ahead := [path or "the model" for path, m in modules.items() if isinstance(m, MultiTokenPrediction)]:
         raise ValueError(f"parallelize_module: sequence_parallel divides the sequences, and {ahead[0]} puts positions "
                          "together with later tokens, which other ranks have: leave it out")
+    if across := [path for path, m in modules.items() if isinstance(m, CrossAttention)]:
+        raise ValueError(f"parallelize_module: sequence_parallel divides the sequences, and {across[0]} looks at "
+                         "another one, of which it isn't known whether a rank has all or a part: leave it out")
     for path, way in chosen.items():
         if way == "experts":
             raise ValueError(f"parallelize_module: {path}: 'experts' are cut over an axis of their own, along which "

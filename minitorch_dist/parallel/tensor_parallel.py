@@ -301,7 +301,7 @@ def plan_of(model):
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         if isinstance(module, TransformerBlock):
-            plan[f"{prefix}attention"] = "heads"
+            plan |= {f"{prefix}{name}": "heads" for name in ("attention", "cross_attention") if name in module._modules}
             if not isinstance(module.mlp, MoE):     # which stays whole, the same on all ranks
                 plan |= {f"{prefix}mlp.0": "column, gated" if is_gated(module.mlp) else "column",
                          f"{prefix}mlp.2": "row"}
