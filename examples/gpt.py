@@ -39,7 +39,7 @@ RANGES = {
     (f"0, or at least {COLDEST}, and finite", lambda value: value == 0 or COLDEST <= value < float("inf")):
         ("temperature",),
     ("above 0, up to 1", lambda value: 0 < value <= 1): ("top_p",),
-    program.PROBABILITY: ("dropout",),
+    program.PROBABILITY: ("dropout", "attention_dropout"),
 }
 
 
@@ -175,6 +175,7 @@ def parse(argv):
     p.add_argument("--positions", choices=["learned", "rotary"], help="how positions are told (default: the family's)")
     p.add_argument("--norm", choices=["layer", "rms"], help="which norm (default: the family's)")
     p.add_argument("--dropout", type=float, default=0.0, help="probability to drop a unit")
+    p.add_argument("--attention-dropout", type=float, default=0.0, help="probability to drop a weight of attention")
     p.add_argument("--optimizer", choices=list(OPTIMIZERS), default="adamw",
                    help="adamw8: with state of 8 bits; muon: the blocks' matrices by Muon, with AdamW's rates, and the "
                    "rest by AdamW; adafactor: all, by rates in proportion to the parameters, say --lr 0.03")
@@ -255,7 +256,8 @@ def prepare(args, world):
     mt.manual_seed(args.seed)
     options = FAMILIES[args.family] | {"positions": args.positions, "norm": args.norm, "tied": args.family == "gpt"}
     model = nn.GPT(len(task.vocabulary), args.length, args.layers, args.heads, args.dim, args.kv_heads, args.dropout,
-                   hidden=args.hidden, window=args.window, qk_norm=args.qk_norm, **options).to(device)
+                   hidden=args.hidden, window=args.window, qk_norm=args.qk_norm,
+                   attention_dropout=args.attention_dropout, **options).to(device)
     model = model if args.predict == 1 else nn.MultiTokenPrediction(model, args.predict - 1).to(device)
     model = DistributedDataParallel(mt.compile(model) if args.compile else model, world, exact=args.exact)
     optimizer = OPTIMIZERS[args.optimizer](model, args)

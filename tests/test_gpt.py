@@ -62,7 +62,7 @@ def test_it_learns_to_add(tmp_path):
 
 
 def test_one_curve_on_one_and_two_ranks(tmp_path):
-    flags = [*TINY, "--dropout", "0.1", "--kv-heads", "1", "--family", "llama"]
+    flags = [*TINY, "--dropout", "0.1", "--attention-dropout", "0.2", "--kv-heads", "1", "--family", "llama"]
     (alone, first, _, out), (together, second, _, _) = (train(tmp_path, n, *flags) for n in (1, 2))
     assert together["ranks"] == 2 and max(abs(a["loss"] - b["loss"]) for a, b in zip(first, second, strict=True)) < 1e-5
     assert abs(alone["validation_loss"] - together["validation_loss"]) < 1e-5

@@ -8,7 +8,7 @@ from ..autodiff.primitive import lower
 from ..backend import module_of, xp
 from . import init
 from .decoding import by_position
-from .layers import Linear
+from .layers import Dropout, Linear
 from .module import Module, at_least_1
 from .norm import RMSNorm
 from .positions import Rotary, places, rotary_of
@@ -27,6 +27,8 @@ class MultiHeadAttention(Module):
     window      None, or how many positions one sees at most: those less than so many away, itself among them
     qk_norm     divide each head's queries and keys by their root mean square, times a weight (size,) of all heads':
                 scores can't grow with them
+    dropout     probability to drop a weight in training, by an nn.Dropout of that name, where it isn't 0; see
+                ops.scaled_dot_product_attention for what that costs
     context     None, or who knows which positions x has, where it is a part of the sequence, and where the others' keys
                 are: positions(time) and, called (q, k, v, causal, scale, documents, window), attention; see
                 parallel/context_parallel.py
@@ -36,11 +38,11 @@ class MultiHeadAttention(Module):
     """
 
     context = scale = window = rotary = None
-    q_norm = k_norm = None
+    q_norm = k_norm = dropout = None
     keeps = "keys"      # and values, in a KeyValueCache
 
     def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dtype=xp.float32, std=0.02, bias=True,
-                 window=None, qk_norm=False):
+                 window=None, qk_norm=False, dropout=0.0):
         super().__init__()
         dim, heads, kv_heads, self.window = at_least_1("MultiHeadAttention", dim=dim, heads=heads, kv_heads=kv_heads,
                                                        window=window)
@@ -53,6 +55,8 @@ class MultiHeadAttention(Module):
         if qk_norm:
             self.q_norm, self.k_norm = (RMSNorm(self.size, dtype=dtype) for _ in range(2))
         self.out = Linear(dim, dim, bias, dtype, weights)
+        if dropout:
+            self.dropout = Dropout(dropout)
 
     def _share(self, dim, heads, kv_heads):
         """How many heads there are, and of how many features. ValueError where they don't go up."""
@@ -114,13 +118,23 @@ class MultiHeadAttention(Module):
     def forward(self, x, documents=None, mask=None):
         if mask is not None:
             self._check_whole("a mask")
+        dropped = self._dropped()
         q, k, v = self._queries_keys_values(x, documents)
         if self.context is None:
-            y = ops.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal, scale=self._scale(),
+            y = ops.scaled_dot_product_attention(q, k, v, mask, dropped, is_causal=self.causal, scale=self._scale(),
                                                  documents=documents, window=self.window)
         else:
             y = self.context(q, k, v, self.causal, self._scale(), documents, self.window)
         return self._merged(y)
+
+    def _dropped(self):
+        """What drops weights now; 0.0: nothing does."""
+        if self.dropout is None or not self.dropout.training:
+            return 0.0
+        if self.context is not None:
+            raise ValueError(f"{type(self).__name__}: dropout {self.dropout.p} of weights, of which a part is here "
+                             f"({self.context}): call model.eval(), or leave it out")
+        return self.dropout
 
     def _merged(self, y):
         """What all heads have found, (batch, heads, time, size), as the layer's result."""

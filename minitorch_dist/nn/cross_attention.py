@@ -16,7 +16,7 @@ from ..backend import xp
 from . import init
 from .attention import MultiHeadAttention, of_heads, unit_values
 from .decoding import by_position
-from .layers import Linear
+from .layers import Dropout, Linear
 from .module import Module, at_least_1
 from .norm import RMSNorm
 
@@ -33,7 +33,7 @@ class CrossAttention(MultiHeadAttention):
     keeps = "memory"        # its keys and values, in a KeyValueCache
 
     def __init__(self, dim, heads, kv_heads=None, memory_dim=None, dtype=xp.float32, std=0.02, bias=True,
-                 qk_norm=False):
+                 qk_norm=False, dropout=0.0):
         Module.__init__(self)
         dim, heads, kv_heads, memory_dim = at_least_1("CrossAttention", dim=dim, heads=heads, kv_heads=kv_heads,
                                                       memory_dim=memory_dim)
@@ -46,6 +46,8 @@ class CrossAttention(MultiHeadAttention):
         if qk_norm:
             self.q_norm, self.k_norm = (RMSNorm(self.size, dtype=dtype) for _ in range(2))
         self.out = Linear(dim, dim, bias, dtype, weights)
+        if dropout:
+            self.dropout = Dropout(dropout)
 
     def _queries(self, x):
         self._check(x)
@@ -75,7 +77,7 @@ class CrossAttention(MultiHeadAttention):
     @by_position
     def forward(self, x, memory, mask=None):
         q, k, v = self._queries_keys_values(x, memory)
-        return self._merged(ops.scaled_dot_product_attention(q, k, v, mask, scale=self._scale()))
+        return self._merged(ops.scaled_dot_product_attention(q, k, v, mask, self._dropped(), scale=self._scale()))
 
     def extra_repr(self):
         return f"{self.heads * self.size}, heads={self.heads}" + (

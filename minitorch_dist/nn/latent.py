@@ -31,7 +31,7 @@ from ..backend import module_of, whole, xp
 from . import init
 from .attention import MultiHeadAttention
 from .decoding import OF_ONE_DOCUMENT, by_position
-from .layers import Linear
+from .layers import Dropout, Linear
 from .module import Module, at_least_1
 from .norm import RMSNorm
 from .positions import rotary_of
@@ -85,7 +85,7 @@ class LatentAttention(MultiHeadAttention):
     keeps = "latents"       # in a KeyValueCache
 
     def __init__(self, dim, heads, causal=False, dtype=xp.float32, std=0.02, bias=True, nope_size=None, rope_size=None,
-                 value_size=None, kv_rank=None, q_rank=None, rotary=True):
+                 value_size=None, kv_rank=None, q_rank=None, rotary=True, dropout=0.0):
         Module.__init__(self)
         dim, heads = at_least_1("attention by latents", dim=dim, heads=heads)
         sizes = sizes_of(dim, heads, nope_size, rope_size, value_size, kv_rank, q_rank)
@@ -104,6 +104,8 @@ class LatentAttention(MultiHeadAttention):
         self.kv_norm = RMSNorm(self.kv_rank, dtype=dtype)
         self.kv = Linear(self.kv_rank, heads * (self.nope_size + self.value_size), False, dtype, weights)
         self.out = Linear(heads * self.value_size, dim, bias, dtype, weights)
+        if dropout:
+            self.dropout = Dropout(dropout)
 
     def _queries_latents_key(self, x, documents=None):
         """(queries (batch, heads, time, size), latents (batch, time, kv_rank), the key of all heads (batch, 1, time,
@@ -136,6 +138,7 @@ class LatentAttention(MultiHeadAttention):
     def forward(self, x, documents=None):
         if not hasattr(self.context, "keep_latents"):
             return super().forward(x, documents)
+        self._dropped()     # which raises where it should be something
         q, latents, key = self._queries_latents_key(x)
         own = ops.reshape(latents, (latents.shape[0], 1, *latents.shape[1:]))
         if documents is not None:

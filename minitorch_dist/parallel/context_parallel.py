@@ -245,6 +245,9 @@ def _check(path, module, context):
     if isinstance(module, CrossAttention):
         raise ValueError(f"context_parallel: {path}, of class CrossAttention, looks at another sequence, of which it "
                          "isn't known whether a rank has all or a part: cut the samples or the heads instead")
+    if getattr(module, "dropout", None) is not None and isinstance(module, MultiHeadAttention):
+        raise ValueError(f"context_parallel: {path} drops weights with probability {module.dropout.p}, and a ring has "
+                         "none that could be dropped: leave attention's dropout out")
     if isinstance(module, Context):
         raise ValueError(f"context_parallel: the sequences are divided already, {module.extra_repr()}")
     shared = isinstance(module, MultiHeadAttention) and not isinstance(module, LinearAttention)

@@ -15,6 +15,7 @@ q_rank + kv_rank + rope_size numbers per token, where qkv's are those of x. With
 part of the sequence, and latents are what is gathered.
 """
 
+import copy
 import functools
 
 import numpy as np
@@ -27,6 +28,7 @@ from ..nn.latent import LatentAttention
 from ..nn.linear_attention import Decay, LinearAttention
 from . import sequence_parallel as sequences
 from .collectives import copy_to
+from .positions import check_dropout, of_part
 from .tensor_parallel import ColumnParallelLinear, RowParallelLinear, _Part
 
 
@@ -37,7 +39,17 @@ def share_of_heads(attention, comm, **options):
         raise ValueError(f"tensor parallel: {comm.size} ranks must divide the {heads} heads and {kv_heads} kv_heads of "
                          f"{type(attention).__name__}")
     parts = next(parts for kind, parts in KINDS.items() if isinstance(attention, kind))
-    return {**parts(attention, comm, **options), "heads": heads // comm.size, "kv_heads": kv_heads // comm.size}
+    return {**parts(attention, comm, **options), **_dropout(attention, comm), "heads": heads // comm.size,
+            "kv_heads": kv_heads // comm.size}
+
+
+def _dropout(attention, comm):
+    """What drops the weights of this rank's heads, as it does of all."""
+    if attention.dropout is None:
+        return {}
+    check_dropout("parallelize_module", "an attention's dropout", attention.dropout)
+    return {"dropout": of_part(copy.copy(attention.dropout), heads=(_features(comm, 1, attention.heads),
+                                                                    attention.heads))}
 
 
 def _features(comm, size, count, first=0):

@@ -15,7 +15,7 @@ from ..backend import to_device_of
 from ..nn.decoding import by_position
 from ..nn.layers import Dropout
 
-TIME = 1
+TIME = HEADS = 1
 
 
 def check_axes(name, x):
@@ -40,11 +40,12 @@ class PartDropout(Dropout):
               all of them
     comm      the ranks of sequence parallelism, which have equally many of these, in order; None: this one has them all
     features  (which of the last axis this rank has, of how many); None: all of them
+    heads     the same of the axis of (batch, heads, time, sources)
     x is (batch, time, …) where a context or comm divides the positions, with comm (batch, time, dim), else ValueError;
     (…, dim) where nothing does.
     """
 
-    context = comm = features = None
+    context = comm = features = heads = None
 
     @by_position
     def forward(self, x):
@@ -55,11 +56,15 @@ class PartDropout(Dropout):
             shape[TIME], positions = self._positions(x)
         if self.features is not None:
             indices, shape[-1] = self.features
+        elif self.heads is not None:
+            heads, shape[HEADS] = self.heads
         draws = backend.random_rows(tuple(shape), lower(x))
         if positions is not None:
             draws = draws[:, positions]
         if self.features is not None:
             draws = draws[..., to_device_of(indices, lower(x))]
+        elif self.heads is not None:
+            draws = draws[:, to_device_of(heads, lower(x))]
         return ops.dropout(x, self.p, mask=draws >= self.p)
 
     def _positions(self, x):

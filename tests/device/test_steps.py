@@ -41,6 +41,22 @@ def residual():
                          nn.Linear(48, 10))
 
 
+class Reader(nn.Module):
+    """What looks at its own tokens, those that aren't 0, as at another sequence, and less at those that are far."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.near, self.slopes = nn.MultiHeadAttention(8, 2), nn.Parameter(np.array([[[0.3]], [[0.7]]], np.float32))
+        self.block = nn.TransformerBlock(8, 2, causal=True, cross=True, attention_dropout=0.2)
+
+    def forward(self, tokens):
+        x, places = self.embed(tokens), backend.xp.arange(tokens.shape[1], like=tokens)
+        far = abs(places[:, None] - places).astype("float32")
+        memory = self.near(x, None, -self.slopes * far)
+        return self.embed.attend(self.block(x, None, memory, (tokens != 0)[:, None, None]))
+
+
 MODELS = {  # name -> (constructor, data, dropouts per step)
     "mlp": (lambda: nn.mlp((16, 12)), images, 0),
     "mlp with dropout": (lambda: nn.mlp((16, 12), dropout=0.3), images, 2),
@@ -53,6 +69,9 @@ MODELS = {  # name -> (constructor, data, dropouts per step)
     "gpt, rotary": (lambda: nn.GPT(11, 7, layers=1, heads=4, kv_heads=2, dim=8, positions="rotary", norm="rms",
                                    tied=False, dropout=0.2), text, 3),
     "gpt, stretched": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, positions=nn.Rotary(100, 3, 4)), text, 0),
+    "gpt, weights dropped": (lambda: nn.GPT(11, 7, layers=2, heads=4, kv_heads=2, dim=8, window=(3, None),
+                                            attention_dropout=0.3), text, 2),
+    "reader": (lambda: Reader(), text, 2),
     "gpt, linear": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, window="linear"), text, 0),
     "gpt, delta": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, window="delta"), text, 0),
     "gpt, ignored": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8), lambda: text(0.3), 0),

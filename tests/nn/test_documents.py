@@ -147,8 +147,8 @@ def test_attention_sees_its_own_numbers_wherever_they_stand(causal, dtype):
     mask = rng.random((2, 1, 7, 7)) < 0.5
     both = mask & (documents[:, None, :, None] == documents[:, None, None])
     np.testing.assert_array_equal(
-        mt.scaled_dot_product_attention(q, k, v, mask, causal, documents=documents),
-        mt.scaled_dot_product_attention(q, k, v, both, causal))
+        mt.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, documents=documents),
+        mt.scaled_dot_product_attention(q, k, v, both, is_causal=causal))
 
 
 def test_what_does_not_fit_is_refused():

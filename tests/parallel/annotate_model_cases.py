@@ -123,7 +123,8 @@ MODELS = {      # the model, its batches' inputs and labels, and ways to annotat
             {name: [_further(dims[0]), *dims[1:]] for name, dims in a.megatron(gpt()).items()}, ["dp", -1]),
         "sequence": (a.megatron(gpt()), [-1, "tp"]), "cut in four": (
             {"*weight": ["dp", "tp"], "*norm*": ["tp"], "*bias": ["dp"]}, ["dp", -1])}),
-    "grouped gpt": (lambda: gpt(1, kv_heads=2, dropout=0.2, positions="rotary", tied=False, norm="rms"), lambda rng: (
+    "grouped gpt": (lambda: gpt(1, kv_heads=2, dropout=0.2, attention_dropout=0.3, positions="rotary", tied=False,
+                                norm="rms"), lambda rng: (
         rng.integers(0, VOCABULARY, (6, LENGTH)), rng.integers(0, VOCABULARY, (6, LENGTH))), {
         "megatron, batch": (a.megatron(gpt(1, kv_heads=2, positions="rotary", tied=False, norm="rms")), ["dp", -1])}),
     "linear gpt": (lambda: gpt(1, window="linear", dropout=0.2), lambda rng: (

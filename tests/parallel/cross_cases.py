@@ -3,7 +3,7 @@
 import numpy as np
 
 import minitorch_dist as mt
-from minitorch_dist import comm, ledger, nn
+from minitorch_dist import backend, comm, ledger, nn
 from minitorch_dist.nn.decoding import KeyValueCache, by_position
 from minitorch_dist.parallel import annotate
 from minitorch_dist.parallel import tensor_parallel as tp
@@ -18,7 +18,8 @@ PADDED = np.arange(SOURCES) < np.array([[5], [3]])[:, None, None]
 def block(cut, **options):
     """(a decoder's block with biases, the axis over which it is cut, or isn't)."""
     mt.manual_seed(3)
-    model, axis = nn.TransformerBlock(DIM, HEADS, 4, True, dtype=np.float64, std=0.3, cross=True,
+    kv_heads = None if "latent" in options else 4
+    model, axis = nn.TransformerBlock(DIM, HEADS, kv_heads, True, dtype=np.float64, std=0.3, cross=True,
                                       **options), comm.DeviceMesh(tp=-1)["tp"]
     with mt.no_grad():
         for i, p in enumerate(model.parameters()):
@@ -29,11 +30,16 @@ def block(cut, **options):
     return model, axis
 
 
-def through_block(cut):
+KINDS = {"norms": {"qk_norm": True}, "dropout": {"attention_dropout": 0.4}, "latents, dropout": {
+    "latent": {"kv_rank": 7, "rope_size": 2}, "rotary": True, "attention_dropout": 0.4, "dropout": 0.1}}
+
+
+def through_block(cut, kind):
     """(y, gradients of x and memory, of the parameters), all of them whole."""
-    model, _ = block(cut, qk_norm=True)
+    model, _ = block(cut, **KINDS[kind])
     x, memory = (mt.tensor(values((BATCH, n, DIM), n), requires_grad=True) for n in (TIME, SOURCES))
-    y = model(x, None, memory, PADDED)
+    with backend.random_scope(4, 2, BATCH, (0, BATCH)):
+        y = model(x, None, memory, PADDED)
     y.backward(mt.tensor(values(y.shape, 8)))
     return y.numpy(), [x.grad.numpy(), memory.grad.numpy()], whole_gradients(model)
 
@@ -81,9 +87,12 @@ def read():
 
 
 def refused():
-    """What sequence parallelism says."""
-    model, axis = block(False)
-    try:
-        tp.parallelize_module(model, axis, tp.plan_of(model), sequence_parallel=True)
-    except ValueError as error:
-        return str(error)
+    """What sequence parallelism says of a memory, and tensor parallelism of a dropout of one's own."""
+    found, noisy = [], nn.TransformerBlock(8, 2, attention_dropout=0.1)
+    noisy.attention.dropout = type("Noisy", (nn.Dropout,), {})(0.5)
+    for model, sequence_parallel in ((block(False)[0], True), (noisy, False)):
+        try:
+            tp.parallelize_module(model, comm.world(), tp.plan_of(model), sequence_parallel)
+        except ValueError as error:
+            found.append(str(error))
+    return found

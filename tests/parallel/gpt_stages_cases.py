@@ -21,7 +21,8 @@ from .packing_cases import LENGTH, VOCABULARY, packed
 BATCH, STEPS, CLIP = 8, 4, 0.5
 GPTS = {"tied": {"dropout": 0.2}, "untied": {"tied": False, "kv_heads": 2},
         "llama": FAMILIES["llama"] | {"tied": False},
-        "experts": {"tied": False, "dropout": 0.1, "moe": {"experts": 4, "group": "sequence", "std": 0.2}},
+        "experts": {"tied": False, "dropout": 0.1, "attention_dropout": 0.2,
+                    "moe": {"experts": 4, "group": "sequence", "std": 0.2}},
         "experts, tied": {"moe": {"experts": 4, "group": "sequence", "std": 0.2, "balance": 0.3}},
         "deepseek": FAMILIES["deepseek"] | {"dropout": 0.1, "window": (None, "linear", "delta")},
         "rotary, tied": {"positions": "rotary", "norm": "rms"}}

@@ -27,7 +27,8 @@ def packed():
 
 def gpt(family, dropout=0.0):
     mt.manual_seed(5)
-    return nn.GPT(VOCABULARY, LENGTH, layers=2, heads=4, dim=16, dropout=dropout, dtype=np.float64, **OPTIONS[family])
+    return nn.GPT(VOCABULARY, LENGTH, layers=2, heads=4, dim=16, dropout=dropout, attention_dropout=dropout,
+                  dtype=np.float64, **OPTIONS[family])
 
 
 def loss_sum(model, shard):

@@ -5,15 +5,18 @@ import pytest
 
 from tests.crews import crews
 
+from . import cross_cases
+
 CASES = "tests.parallel.cross_cases:"
 BATCH, TIME, SOURCES, DIM = 2, 6, 5, 24
 
 
 @pytest.mark.parametrize("n", [2, 4])
-def test_a_block_that_is_cut_is_the_whole_block(n):
-    """Its result and every gradient, the memory's too."""
-    y, given, grads = crews.call(CASES + "through_block", 1, args=(False,))[0]
-    for got_y, got_given, got_grads in crews.call(CASES + "through_block", n, args=(True,)):
+@pytest.mark.parametrize("kind", cross_cases.KINDS)
+def test_a_block_that_is_cut_is_the_whole_block(kind, n):
+    """Its result and every gradient, the memory's too; dropped are the weights that one process drops."""
+    y, given, grads = crews.call(CASES + "through_block", 1, (False, kind))[0]
+    for got_y, got_given, got_grads in crews.call(CASES + "through_block", n, (True, kind)):
         np.testing.assert_allclose(got_y, y, rtol=0, atol=1e-10)
         for got, wanted in zip(got_given, given, strict=True):
             assert abs(wanted).max() > 1e-2
@@ -45,6 +48,7 @@ def test_a_cache_keeps_a_ranks_heads():
         assert kept == 2 * BATCH * (4 // 2) * 3 * 8 * (TIME + SOURCES)
 
 
-def test_sequence_parallelism_is_refused():
-    for words in crews.call(CASES + "refused", 2):
+def test_what_cannot_be_cut_is_refused():
+    for words, of_dropout in crews.call(CASES + "refused", 2):
+        assert "an attention's dropout, of class Noisy, is a Dropout of its own making" in of_dropout
         assert "sequence_parallel divides the sequences, and cross_attention looks at another one" in words

@@ -29,6 +29,7 @@ from ..primitive import Primitive, bind, lower
 from .elementwise import astype, floats, greater, where
 from .fused import softmax
 from .linalg import matmul
+from .random import dropout
 from .shape import reshape, swap_last
 
 ALL, CAUSAL = (None, None), (None, 0)
@@ -93,8 +94,8 @@ def allowed(q, k, mask, documents, band):
     return functools.reduce(operator.and_, rules) if rules else None
 
 
-def _definition(q, k, v, mask, documents, band, scale, bias=None):
-    """In ordinary ops; bias: None, or what is added to the scores."""
+def _definition(q, k, v, mask, documents, band, scale, bias=None, dropped=None):
+    """In ordinary ops; bias: None, or what is added to the scores; dropped: None, or a function that drops weights."""
     mask = allowed(q, k, mask, documents, band)
     batch, heads, times, size = q.shape
     groups = k.shape[1]
@@ -109,6 +110,7 @@ def _definition(q, k, v, mask, documents, band, scale, bias=None):
     p = softmax(scores)
     if mask is not None:
         p = where(mask, p, 0.0)         # a row that may see nothing gives 0
+    p = p if dropped is None else dropped(p)
     return reshape(matmul(reshape(p, (*share, *p.shape[2:])), v), (batch, heads, times, v.shape[-1]))
 
 
@@ -184,8 +186,8 @@ _attention = Primitive("attention", _forward, "q k v", "mask documents band scal
                        definition=_definition, pullback=_pullback)
 
 
-def scaled_dot_product_attention(query, key, value, attn_mask=None, is_causal=False, scale=None, documents=None,
-                                 window=None):
+def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
+                                 documents=None, window=None):
     """softmax(query keyᵀ · scale) value, head by head.
 
     query      (batch, heads, time, size)
@@ -193,6 +195,8 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, is_causal=Fa
     value      (batch, kv_heads, sources, out) -> (batch, heads, time, out)
     attn_mask  broadcasts to (batch, heads, time, sources). bool: True where a position may look. Floats: added to the
                scores, and differentiated; -inf forbids
+    dropout_p  probability to drop a weight, whether one trains or not: ops.dropout, by the library's streams. Or what
+               drops weights, as an nn.Dropout
     is_causal  position t may look at sources 0 … t
     scale      default 1 / sqrt(size)
     documents  integers (batch, time), for self-attention: a position may look at those of its own number, which need
@@ -204,8 +208,8 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, is_causal=Fa
     heads; here the shapes say it. Backward keeps the (batch, heads, time, sources) weights, with a narrow window those
     of as many sources as some queries at a time may see (2·window - 1, causal and from FEWEST on; 4·window - 3 both
     ways); on a GPU, without attn_mask, a kernel that makes them twice instead (kernels/flash_attention.py), and leaves
-    out blocks of which nothing is seen. With floats as attn_mask it is a chain of ordinary ops, on any device: all
-    scores are made, whatever the window, and each op keeps its own.
+    out blocks of which nothing is seen. With floats as attn_mask, or a dropout_p, it is a chain of ordinary ops, on any
+    device: all scores are made, whatever the window, and each op keeps its own.
     """
     query, key, value = floats(query), floats(key), floats(value)
     q, k, v = query.shape, key.shape, value.shape
@@ -213,6 +217,10 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, is_causal=Fa
             or not k[1] or q[1] % k[1]:
         raise ValueError(f"attention: query {q}, key {k}, value {v} must be (batch, heads, time, size), (batch, "
                          "kv_heads, sources, size) and (batch, kv_heads, sources, out), kv_heads a divisor of heads")
+    if isinstance(dropout_p, bool):
+        raise TypeError(f"attention: dropout_p={dropout_p}; it is a probability, and stands before is_causal, as in "
+                        "torch")
+    dropped = dropout_p if callable(dropout_p) else functools.partial(dropout, p=dropout_p) if dropout_p else None
     mask, bias = _mask_and_bias(attn_mask, query, (*q[:3], k[2]))
     if documents is not None:
         documents = numbered(documents, (q[0], q[2]))
@@ -224,7 +232,7 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, is_causal=Fa
     band = band_of(is_causal, window)
     if window is not None:      # one that is as long as the sequence, is none
         band = part_of_band(band, slice(0, q[2]), slice(0, k[2])) or ALL
-    return banded_attention(query, key, value, band, scale, mask, documents, bias)
+    return banded_attention(query, key, value, band, scale, mask, documents, bias, dropped)
 
 
 def _mask_and_bias(attn_mask, query, shape):
@@ -249,12 +257,12 @@ def _mask_and_bias(attn_mask, query, shape):
     return seen, where(seen, bias, 0.0)
 
 
-def banded_attention(query, key, value, band, scale=None, mask=None, documents=None, bias=None):
+def banded_attention(query, key, value, band, scale=None, mask=None, documents=None, bias=None, dropped=None):
     """The same for any band, unchecked; documents: the queries' numbers and the sources', int64; bias: floats, added to
-    the scores."""
+    the scores; dropped: what drops weights."""
     scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
-    if bias is not None:
-        return _definition(query, key, value, mask, documents, band, scale, bias)
+    if bias is not None or dropped is not None:
+        return _definition(query, key, value, mask, documents, band, scale, bias, dropped)
     return bind(_attention, (query, key, value), (mask, documents, band, scale))
 
 
