@@ -40,6 +40,7 @@ def elements(job, samples, window=None):
     head, key head   (tokens, heads), (tokens, heads of keys), of its share
     projected        of attention by states: what x is projected to, of its share; see states.elements
     score            (heads, time, time, or what a window leaves of it), of its share
+    pair             (time, time), of whole sequences
     logit            of its share of the vocabulary
     head weight      of the output layer's matrix, of its share
     group, together, expert  groups of tokens that are routed together, of one, of all experts in each
@@ -64,7 +65,8 @@ def elements(job, samples, window=None):
     if window in STATES:
         found |= of_states(job, samples, window)
     else:       # by heads/cp if Ulysses, of the whole time
-        found |= {"score": samples * model.heads / tp * time * model.scores(job.time, window)[1]}
+        found |= {"pair": job.time ** 2,
+                  "score": samples * model.heads / tp * time * model.scores(job.time, window)[1]}
     if (sizes := model.latent) is not None:
         q_rank = sizes.q_rank or 0
         # Queries of x: what `down` has kept as well, if it has, and not of the gathered whole.
@@ -95,7 +97,7 @@ def block_of(job, window):
     ring = ", ring" if job.cp > 1 and job.cp_by == "ring" else ""
     latents = model.latent is not None
     turned = [] if model.family == "gpt" else TURNED[precision + ", latents" * latents]
-    attention = ATTENTION[precision + ring]
+    attention = ATTENTION[precision + (", dropped" if model.attention_dropout and precision == "float32" else ring)]
     if model.heads == job.tp and (job.adapters is None or "attention.out" in job.adapters.layers
                                   or fused("attention.out", job)):
         # Of one head a ring's result is the projection's input as it stands: one array.
@@ -267,7 +269,8 @@ def depth(job, k, samples):
 def in_bytes(rows, count, job):
     """Those of the rows that are there, with the bytes of all their elements; count: {per: how many there are}."""
     return [row._replace(nbytes=row.nbytes * count[row.per], late=row.late * count[row.per]) for row in rows
-            if job.model.dropout or not row.what.startswith("dropout")]
+            if not row.what.startswith("dropout") or job.model.dropout
+            or job.model.attention_dropout and row.per == "score"]
 
 
 def together(rows):

@@ -163,6 +163,9 @@ ATTENTION = {
                     Row("sums of exponentials", "head", 4)],
     "float32": [Row("queries", "query", 4), Row("keys", "key", 4), Row("values", "value", 4),
                 Row("softmax", "score", 4)],
+    "float32, dropped": [Row("queries", "query", 4), Row("keys", "key", 4), Row("values", "value", 4),
+                         Row("who sees whom", "pair", 1),
+                         Row("scores, softmax, who stays, what is left", "score", 16)],
     "float32, ring": [Row("queries", "query", 4), Row("result", "result", 4), Row("keys", "key", 4),
                       Row("values", "value", 4), Row("sums of exponentials", "head", 4)],
 }

@@ -57,6 +57,8 @@ class GPT:
     group     which tokens are routed together, as nn.MoE's: None, those of a micro-batch, or "sequence"
     window, qk_norm  nn.GPT's: positions that one sees at most, "linear" or "delta", in every block or by block; norms
               of queries and keys
+    attention_dropout  whether attention's weights are dropped, as in the paper, which has it wherever there is dropout;
+              this library then makes all scores, whatever the window, and keeps 16 bytes for each
     predict   tokens that training predicts from each position: all but the first by a depth of nn.MultiTokenPrediction
     shared_experts  beside them, which every token goes through: one MLP of so many times the features, whole on each
                      rank
@@ -85,6 +87,7 @@ class GPT:
     predict: int = 1
     window: object = None
     qk_norm: bool = False
+    attention_dropout: bool = False
 
     def __post_init__(self):
         for name in ("layers", "width", "heads", "vocabulary", "context", "kv_heads", "hidden", "predict"):
@@ -107,6 +110,9 @@ class GPT:
             raise ValueError(f"capacity factor {self.capacity_factor}: must be a number above 0")
 
     def _check_attention(self):
+        if self.attention_dropout and len(self._windows) < len(windows_of(self.window)):
+            raise ValueError(f"window={as_text(windows_of(self.window))} with attention_dropout: states have no "
+                             "weights to be dropped: leave --attention-dropout out")
         if self.latent is not None:
             if any(self._windows):
                 raise ValueError(f"window={as_text(windows_of(self.window))} of a {self.family}: attention by latents "
@@ -265,7 +271,7 @@ class GPT:
 
     def scores(self, time, window):
         """(how many scores a head makes of a sequence of so many positions, how many it keeps of each position)."""
-        cut = pieces(time, time, band_of(True, window))
+        cut = [] if self.attention_dropout else pieces(time, time, band_of(True, window))
         widths = [(rows.stop - rows.start, columns.stop - columns.start) for rows, columns, _ in cut] or [(time, time)]
         return sum(map(prod, widths)), max(width for _, width in widths)
 
@@ -307,6 +313,7 @@ class GPT:
         sizes = [f"width {self.width:,}", f"{self.heads} heads{keys}",
                  *([f"windows of {as_text(windows)}"] if any(windows := windows_of(self.window)) else []),
                  *(["norms of queries and keys"] if self.qk_norm else []),
+                 *(["weights dropped"] if self.attention_dropout else []),
                  *([] if self.latent is None else [f"latents of {self.latent.kv_rank}"]),
                  *([f"hidden {self.hidden:,}"] if self.hidden else []), f"vocabulary {self.vocabulary:,}",
                  *([f"{self.experts} experts, {self.top_k} per token"] if self.experts else []),
