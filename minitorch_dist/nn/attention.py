@@ -9,7 +9,7 @@ from ..backend import module_of, xp
 from . import init
 from .decoding import by_position
 from .layers import Dropout, Linear
-from .module import Module, at_least_1
+from .module import Module, Parameter, at_least_1
 from .norm import RMSNorm
 from .positions import Rotary, places, rotary_of
 
@@ -29,6 +29,7 @@ class MultiHeadAttention(Module):
                 scores can't grow with them
     dropout     probability to drop a weight in training, by an nn.Dropout of that name, where it isn't 0; see
                 ops.scaled_dot_product_attention for what that costs
+    sinks       whether each head has one, learned, 0 at first; the same there
     context     None, or who knows which positions x has, where it is a part of the sequence, and where the others' keys
                 are: positions(time) and, called (q, k, v, causal, scale, documents, window), attention; see
                 parallel/context_parallel.py
@@ -38,11 +39,11 @@ class MultiHeadAttention(Module):
     """
 
     context = scale = window = rotary = None
-    q_norm = k_norm = dropout = None
+    q_norm = k_norm = dropout = sinks = None
     keeps = "keys"      # and values, in a KeyValueCache
 
     def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dtype=xp.float32, std=0.02, bias=True,
-                 window=None, qk_norm=False, dropout=0.0):
+                 window=None, qk_norm=False, dropout=0.0, sinks=False):
         super().__init__()
         dim, heads, kv_heads, self.window = at_least_1("MultiHeadAttention", dim=dim, heads=heads, kv_heads=kv_heads,
                                                        window=window)
@@ -57,6 +58,8 @@ class MultiHeadAttention(Module):
         self.out = Linear(dim, dim, bias, dtype, weights)
         if dropout:
             self.dropout = Dropout(dropout)
+        if sinks:
+            self.sinks = Sinks(heads, dtype)
 
     def _share(self, dim, heads, kv_heads):
         """How many heads there are, and of how many features. ValueError where they don't go up."""
@@ -112,7 +115,7 @@ class MultiHeadAttention(Module):
         with no_grad():
             q, k, _ = self._queries_keys_values(x)
             return lower(ops.scaled_dot_product_attention(q, k, unit_values(x, k), is_causal=self.causal,
-                                                          window=self.window, scale=self._scale()))
+                                                          window=self.window, scale=self._scale(), **self._more()))
 
     @by_position
     def forward(self, x, documents=None, mask=None):
@@ -122,10 +125,14 @@ class MultiHeadAttention(Module):
         q, k, v = self._queries_keys_values(x, documents)
         if self.context is None:
             y = ops.scaled_dot_product_attention(q, k, v, mask, dropped, is_causal=self.causal, scale=self._scale(),
-                                                 documents=documents, window=self.window)
+                                                 documents=documents, window=self.window, **self._more())
         else:
-            y = self.context(q, k, v, self.causal, self._scale(), documents, self.window)
+            y = self.context(q, k, v, self.causal, self._scale(), documents, self.window, **self._more())
         return self._merged(y)
+
+    def _more(self):
+        """What attention takes besides, by name, where there is any."""
+        return {} if self.sinks is None else {"sinks": self.sinks()}
 
     def _dropped(self):
         """What drops weights now; 0.0: nothing does."""
@@ -146,6 +153,21 @@ class MultiHeadAttention(Module):
                  f", window={self.window}": self.window is not None,
                  f", rotary={self.rotary}": self.rotary not in (None, Rotary())}
         return f"{self.heads * self.size}, heads={self.heads}" + "".join(part for part, told in parts.items() if told)
+
+
+class Sinks(Module):
+    """A score of each head for what is no source: () -> (heads,); see ops.scaled_dot_product_attention."""
+
+    def __init__(self, heads, dtype=xp.float32):
+        super().__init__()
+        self.score = Parameter(xp.zeros(heads, dtype))
+
+    @by_position
+    def forward(self):
+        return self.score
+
+    def extra_repr(self):
+        return f"{self.score.shape[0]}"
 
 
 def of_heads(h, size, *counts):

@@ -187,7 +187,7 @@ class _Places:
 
 class _Kept(_Places):
     """One attention's keys and values (batch, kv_heads, room, size), of the positions from `start` on. Called (q, k, v,
-    causal, scale, documents, window), it is attention of the new positions to these and to themselves."""
+    causal, scale, documents, window, sinks=), it is attention of the new positions to these and to themselves."""
 
     keys = values = None
     start = 0
@@ -197,13 +197,13 @@ class _Kept(_Places):
         """Keys and values, None for what there isn't."""
         return self.keys, self.values
 
-    def __call__(self, q, k, v, causal, scale=None, documents=None, window=None):
+    def __call__(self, q, k, v, causal, scale=None, documents=None, window=None, **more):
         if documents is not None:
             raise ValueError(OF_ONE_DOCUMENT)
         start, room = self._place(k.shape[2], window)
         self.keys, self.values = self._with(k, self.keys, start, room), self._with(v, self.values, start, room)
         self.start = start
-        return self.attend(q, self.keys, self.values, scale, window)
+        return self.attend(q, self.keys, self.values, scale, window, **more)
 
     def _place(self, time, window):
         """(the first position that is kept with so many new ones, for how many there is room). What no window reaches
@@ -235,13 +235,13 @@ class _Kept(_Places):
         kept[:, :, past - start:past - start + time] = lower(new)
         return kept
 
-    def attend(self, q, keys, values, scale, window=None):
+    def attend(self, q, keys, values, scale, window=None, **more):
         """Attention of new positions to all that is kept up to them, or to what a window reaches of it."""
         here = slice(self.cache.past, self.cache.past + q.shape[2])
         there = slice(self.start if window is None else max(self.start, here.start - window + 1), here.stop)
         k, v = (x[:, :, there.start - self.start:there.stop - self.start] for x in (keys, values))
         # Of no tokens at all nothing is seen.
-        return banded_attention(q, k, v, part_of_band(band_of(True, window), here, there) or ALL, scale)
+        return banded_attention(q, k, v, part_of_band(band_of(True, window), here, there) or ALL, scale, **more)
 
 
 class _KeptLatents(_Kept):

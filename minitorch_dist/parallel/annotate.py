@@ -324,6 +324,7 @@ def megatron(model, axis="tp"):
         elif isinstance(module, MultiHeadAttention):
             sections = tuple(count * module.size for count in (module.heads, module.kv_heads, module.kv_heads))
             found |= _columns(f"{prefix}qkv", module.qkv, (axis, sections)) | {f"{prefix}out.weight": [-1, axis]}
+            found |= {} if module.sinks is None else {f"{prefix}sinks.score": [axis]}
         elif isinstance(module, TransformerBlock) and not isinstance(module.mlp, MoE):
             first, outputs = module.mlp[0], axis
             if is_gated(module.mlp):

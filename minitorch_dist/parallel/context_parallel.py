@@ -248,6 +248,9 @@ def _check(path, module, context):
     if getattr(module, "dropout", None) is not None and isinstance(module, MultiHeadAttention):
         raise ValueError(f"context_parallel: {path} drops weights with probability {module.dropout.p}, and a ring has "
                          "none that could be dropped: leave attention's dropout out")
+    if getattr(module, "sinks", None) is not None:
+        raise ValueError(f"context_parallel: {path} has sinks, which a ring would count once per rank: leave them "
+                         "out")
     if isinstance(module, Context):
         raise ValueError(f"context_parallel: the sequences are divided already, {module.extra_repr()}")
     shared = isinstance(module, MultiHeadAttention) and not isinstance(module, LinearAttention)

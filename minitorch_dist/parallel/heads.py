@@ -21,7 +21,7 @@ import functools
 import numpy as np
 
 from ..data.loader import share
-from ..nn.attention import MultiHeadAttention
+from ..nn.attention import MultiHeadAttention, Sinks
 from ..nn.cross_attention import CrossAttention
 from ..nn.decoding import by_position
 from ..nn.latent import LatentAttention
@@ -64,7 +64,17 @@ def _of_projections(attention, comm, **options):
     rows = np.concatenate([queries, _features(comm, size, kv_heads, heads),
                            _features(comm, size, kv_heads, heads + kv_heads)])
     return {"qkv": ColumnParallelLinear(attention.qkv, comm, rows, **options), **_norms(attention, comm),
+            **({} if attention.sinks is None else {"sinks": SinksOfHeads(attention.sinks, comm)}),
             "out": RowParallelLinear(attention.out, comm, queries, **options)}
+
+
+class SinksOfHeads(_Part):
+    """Sinks of this rank's share of the heads."""
+
+    def __init__(self, sinks, comm):
+        self._take(sinks, comm, False, score=(0, _features(comm, 1, sinks.score.shape[0])))
+
+    forward, extra_repr = Sinks.forward, Sinks.extra_repr
 
 
 def _norms(attention, comm):

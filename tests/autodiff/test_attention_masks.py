@@ -10,9 +10,11 @@ from minitorch_dist import backend
 random = np.random.default_rng
 
 
-def by_hand(q, k, v, bias, ct, causal=False, window=None, documents=None):
-    """(y, dq, dk, dv, dbias), position by position; bias (batch, heads, time, sources), -inf where nobody may look."""
+def by_hand(q, k, v, bias, ct, causal=False, window=None, documents=None, sinks=None):
+    """(y, dq, dk, dv, dbias, dsinks), position by position; bias (batch, heads, time, sources), -inf where nobody may
+    look."""
     y, dq, dk, dv, dbias = np.zeros_like(ct), *(np.zeros_like(x) for x in (q, k, v, bias))
+    dsinks = np.zeros(q.shape[1])
     group, scale = q.shape[1] // k.shape[1], q.shape[3] ** -0.5
     for b, h, t in np.ndindex(q.shape[:3]):
         s = [s for s in range(k.shape[2]) if bias[b, h, t, s] > -np.inf and not (causal and s > t)
@@ -22,14 +24,16 @@ def by_hand(q, k, v, bias, ct, causal=False, window=None, documents=None):
             continue
         g = h // group
         e = np.exp(k[b, g, s] @ q[b, h, t] * scale + bias[b, h, t, s])
-        p = e / e.sum()
+        lost = 0 if sinks is None else np.exp(sinks[h])
+        p = e / (e.sum() + lost)
         y[b, h, t] = p @ v[b, g, s]
         score = p * (v[b, g, s] @ ct[b, h, t] - ct[b, h, t] @ y[b, h, t])
         dbias[b, h, t, s] = score
+        dsinks[h] -= lost / (e.sum() + lost) * (ct[b, h, t] @ y[b, h, t])
         dq[b, h, t] = score @ k[b, g, s] * scale
         dk[b, g, s] += score[:, None] * q[b, h, t] * scale
         dv[b, g, s] += p[:, None] * ct[b, h, t]
-    return y, dq, dk, dv, dbias
+    return y, dq, dk, dv, dbias, dsinks
 
 
 def summed(g, shape):
@@ -55,7 +59,7 @@ def test_floats_are_added_to_the_scores(shape, rules):
     whole = np.broadcast_to(bias, (2, 4, 7, 7)).copy()
     options = {{"causal": "is_causal"}.get(name, name): value for name, value in rules.items()}
     y, pull = mt.vjp(lambda *x: mt.scaled_dot_product_attention(*x, **options), q, k, v, bias)
-    *wanted, dbias = by_hand(q, k, v, whole, ct, **rules)
+    *wanted, dbias, _ = by_hand(q, k, v, whole, ct, **rules)
     for got, true in zip((y, *pull(ct)), (*wanted, summed(dbias, shape)), strict=True):
         np.testing.assert_allclose(got, true, rtol=1e-10, atol=1e-12)
     leaves = [mt.tensor(x, requires_grad=True) for x in (q, k, v, bias)]
@@ -104,6 +108,31 @@ def test_derivatives_of_the_bias():
     distance = np.abs(np.arange(3)[:, None] - np.arange(4))
     mt.check_grads(lambda q, k, slopes: mt.scaled_dot_product_attention(q, k, k, slopes * -distance, is_causal=True),
                    (q, k, slopes))
+
+
+@pytest.mark.parametrize("rules", [{}, {"causal": True, "window": 3}], ids=str)
+def test_sinks_take_a_part_of_all_weights(rules):
+    """Values and all gradients, with a bias of which rows are -inf: of nothing seen, 0 stays."""
+    draw = random(1).standard_normal
+    q, k, v, ct = draw((2, 4, 7, 3)), draw((2, 2, 7, 3)), draw((2, 2, 7, 5)), draw((2, 4, 7, 5))
+    bias, sinks = np.where(random(2).random((2, 4, 7, 7)) < 0.3, -np.inf, draw((2, 4, 7, 7))), draw(4)
+    bias[:, :, 3] = -np.inf
+    options = {{"causal": "is_causal"}.get(name, name): value for name, value in rules.items()}
+    y, pull = mt.vjp(lambda *x: mt.scaled_dot_product_attention(*x[:4], **options, sinks=x[4]), q, k, v, bias, sinks)
+    for got, true in zip((y, *pull(ct)), by_hand(q, k, v, bias, ct, **rules, sinks=sinks), strict=True):
+        np.testing.assert_allclose(got, true, rtol=1e-10, atol=1e-12)
+    assert not y[:, :, 3].any()
+
+
+def test_of_a_sink_as_high_as_one_score_half_is_left():
+    """One source is seen, and the sink has its score: a weight of 1/2; of a sink of -inf, all."""
+    x = np.array([[[[2.0]]]])
+    assert mt.scaled_dot_product_attention(x, x, x, scale=1, sinks=np.array([4.0])).item() == 1
+    assert mt.scaled_dot_product_attention(x, x, x, scale=1, sinks=np.array([-np.inf])).item() == 2
+    q, k, sinks = random(2).standard_normal((1, 2, 3, 2)), random(3).standard_normal((1, 1, 3, 2)), np.array([0.3, -1])
+    mt.check_grads(lambda q, k, s: mt.scaled_dot_product_attention(q, k, k, is_causal=True, sinks=s), (q, k, sinks))
+    with pytest.raises(ValueError, match=r"attention: sinks \(3,\) of 2 heads: one score for each"):
+        mt.scaled_dot_product_attention(q, k, k, sinks=np.zeros(3))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

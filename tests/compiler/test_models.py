@@ -41,7 +41,7 @@ MODELS = {      # name -> (model, its inputs, number of classes)
     "lenet": (small_lenet, PIXELS, 10),
     "gpt, learned": (gpt(dropout=0.2), TOKENS, 11),
     "gpt, rotary, grouped, rms": (gpt(positions="rotary", kv_heads=2, norm="rms", dropout=0.1), TOKENS, 11),
-    "gpt, weights dropped": (gpt(kv_heads=2, window=(3, None), attention_dropout=0.3), TOKENS, 11),
+    "gpt, weights dropped": (gpt(kv_heads=2, window=(3, None), attention_dropout=0.3, sinks=True), TOKENS, 11),
     "gpt, stretched": (gpt(positions=nn.Rotary(100, 4, 2)), TOKENS, 11),
     "gpt, linear": (gpt(window=("linear", None), dropout=0.1), TOKENS, 11),
     "gpt, delta": (gpt(window=("delta", None), dropout=0.1), TOKENS, 11),

@@ -193,6 +193,8 @@ def attend(**options):
     (ValueError, lambda: read(gpt(**KINDS["latents"])), "LatentAttention: dropout 0.4 of weights"),
     (ValueError, lambda: context_parallel.context_parallel(gpt(), mt.comm.world()),
      "blocks.0.attention drops weights with probability 0.4, and a ring has none"),
+    (ValueError, lambda: context_parallel.context_parallel(gpt(attention_dropout=0.0, sinks=True), mt.comm.world()),
+     "blocks.0.attention has sinks, which a ring would count once per rank"),
 ])
 def test_what_does_not_fit_is_refused(error, call, words):
     with pytest.raises(error, match=words):

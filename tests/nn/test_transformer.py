@@ -39,7 +39,8 @@ def attend(x, w, heads, kv_heads, causal, rotate, window=99):
         for t in range(time):
             seen = slice(max(0, t - window + 1), t + 1 if causal else t + window)
             scores = np.exp(k[seen] @ q[t] / np.sqrt(size))
-            out[t, head * size:(head + 1) * size] = scores @ v[seen] / scores.sum()
+            lost = np.exp(w["sinks.score"][head]) if "sinks.score" in w else 0
+            out[t, head * size:(head + 1) * size] = scores @ v[seen] / (scores.sum() + lost)
     return linear(out, w, "out")
 
 
@@ -89,13 +90,13 @@ def test_attention(heads, kv_heads, causal, rotate):
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "causal", "rotate"), ATTENTION)
-@pytest.mark.parametrize("window, qk_norm", [(1, False), (3, True)])
-def test_attention_with_a_window_and_norms(heads, kv_heads, causal, rotate, window, qk_norm):
+@pytest.mark.parametrize("window, qk_norm, sinks", [(1, False, False), (3, True, False), (4, False, True)])
+def test_attention_with_a_window_norms_and_sinks(heads, kv_heads, causal, rotate, window, qk_norm, sinks):
     mt.manual_seed(1)
     layer = nn.MultiHeadAttention(24, heads, kv_heads, causal, rotate, np.float64, std=0.6, window=window,
-                                  qk_norm=qk_norm)
+                                  qk_norm=qk_norm, sinks=sinks)
     for name, p in layer.named_parameters():
-        p.data[...] *= random(len(name)).uniform(0.5, 1.5, p.shape)
+        p.data[...] = (p.data + ("sinks" in name)) * random(len(name)).uniform(0.5, 1.5, p.shape)
     x = random(0).standard_normal((3, 7, 24))
     wanted = [attend(sample, values(layer), heads, kv_heads, causal, rotate, window) for sample in x]
     np.testing.assert_allclose(layer(mt.tensor(x)).numpy(), wanted, rtol=1e-10, atol=1e-11)
@@ -317,6 +318,8 @@ def test_generation_leaves_the_model_as_it_was():
 
 @pytest.mark.parametrize(("make", "words"), [
     (lambda: nn.MultiHeadAttention(10, 4), "4 heads must divide dim 10"),
+    (lambda: nn.GPT(7, 8, window=(None, "delta"), sinks=True), "sinks=True with window='delta', latent=None"),
+    (lambda: nn.GPT(7, 8, latent={}, positions="rotary", sinks=True), "sinks=True with window=None, latent={}"),
     (lambda: nn.MultiHeadAttention(12, 6, 4), "4 kv_heads the heads"),
     (lambda: nn.MultiHeadAttention(8, 0), "MultiHeadAttention: heads=0 must be 1 or more"),
     (lambda: nn.MultiHeadAttention(8, 2, 0), "MultiHeadAttention: kv_heads=0 must be"),

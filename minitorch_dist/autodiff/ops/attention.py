@@ -30,7 +30,8 @@ from .elementwise import astype, floats, greater, where
 from .fused import softmax
 from .linalg import matmul
 from .random import dropout
-from .shape import reshape, swap_last
+from .reduction import broadcast_to
+from .shape import concatenate, reshape, swap_last
 
 ALL, CAUSAL = (None, None), (None, 0)
 FEWEST = 64         # queries at a time: fewer would be more calls of NumPy than work
@@ -94,8 +95,9 @@ def allowed(q, k, mask, documents, band):
     return functools.reduce(operator.and_, rules) if rules else None
 
 
-def _definition(q, k, v, mask, documents, band, scale, bias=None, dropped=None):
-    """In ordinary ops; bias: None, or what is added to the scores; dropped: None, or a function that drops weights."""
+def _definition(q, k, v, mask, documents, band, scale, bias=None, dropped=None, sinks=None):
+    """In ordinary ops; bias: None, or what is added to the scores; dropped: None, or a function that drops weights;
+    sinks: None, or a score per head of what is no source."""
     mask = allowed(q, k, mask, documents, band)
     batch, heads, times, size = q.shape
     groups = k.shape[1]
@@ -107,7 +109,11 @@ def _definition(q, k, v, mask, documents, band, scale, bias=None, dropped=None):
         scores = scores + bias
     if mask is not None:
         scores = where(mask, scores, float(finfo(scores.dtype).min) / 2)
-    p = softmax(scores)
+    if sinks is None:
+        p = softmax(scores)
+    else:
+        column = broadcast_to(reshape(sinks, (1, heads, 1, 1)), (batch, heads, times, 1))
+        p = softmax(concatenate([scores, column], 3))[..., :-1]
     if mask is not None:
         p = where(mask, p, 0.0)         # a row that may see nothing gives 0
     p = p if dropped is None else dropped(p)
@@ -187,7 +193,7 @@ _attention = Primitive("attention", _forward, "q k v", "mask documents band scal
 
 
 def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
-                                 documents=None, window=None):
+                                 documents=None, window=None, sinks=None):
     """softmax(query keyᵀ · scale) value, head by head.
 
     query      (batch, heads, time, size)
@@ -203,13 +209,17 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
                not stand side by side. Source: Dubey et al. 2024, "The Llama 3 herd of models", 3.2
     window     a position sees those less than so many away only, itself among them: with is_causal t - window + 1 … t
 
+    sinks      (heads,): a score of each head for what is no source, in the sum that weights are divided by, so that
+               they come to less than 1 and a head may look away. Sources: Xiao et al. 2023, "Efficient streaming
+               language models with attention sinks"; OpenAI 2025, "gpt-oss" (as here)
+
     What attn_mask, is_causal, documents and window forbid adds up (torch takes no attn_mask beside is_causal); a
     position that may look at nothing gives 0, where torch has NaN. torch asks for enable_gqa=True before it groups
     heads; here the shapes say it. Backward keeps the (batch, heads, time, sources) weights, with a narrow window those
     of as many sources as some queries at a time may see (2·window - 1, causal and from FEWEST on; 4·window - 3 both
     ways); on a GPU, without attn_mask, a kernel that makes them twice instead (kernels/flash_attention.py), and leaves
-    out blocks of which nothing is seen. With floats as attn_mask, or a dropout_p, it is a chain of ordinary ops, on any
-    device: all scores are made, whatever the window, and each op keeps its own.
+    out blocks of which nothing is seen. With floats as attn_mask, a dropout_p or sinks it is a chain of ordinary ops,
+    on any device: all scores are made, whatever the window, and each op keeps its own.
     """
     query, key, value = floats(query), floats(key), floats(value)
     q, k, v = query.shape, key.shape, value.shape
@@ -222,6 +232,8 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
                         "torch")
     dropped = dropout_p if callable(dropout_p) else functools.partial(dropout, p=dropout_p) if dropout_p else None
     mask, bias = _mask_and_bias(attn_mask, query, (*q[:3], k[2]))
+    if sinks is not None and tuple(sinks.shape) != q[1:2]:
+        raise ValueError(f"attention: sinks {tuple(sinks.shape)} of {q[1]} heads: one score for each")
     if documents is not None:
         documents = numbered(documents, (q[0], q[2]))
         if q[2] != k[2]:
@@ -232,7 +244,7 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     band = band_of(is_causal, window)
     if window is not None:      # one that is as long as the sequence, is none
         band = part_of_band(band, slice(0, q[2]), slice(0, k[2])) or ALL
-    return banded_attention(query, key, value, band, scale, mask, documents, bias, dropped)
+    return banded_attention(query, key, value, band, scale, mask, documents, bias, dropped, sinks)
 
 
 def _mask_and_bias(attn_mask, query, shape):
@@ -257,12 +269,13 @@ def _mask_and_bias(attn_mask, query, shape):
     return seen, where(seen, bias, 0.0)
 
 
-def banded_attention(query, key, value, band, scale=None, mask=None, documents=None, bias=None, dropped=None):
+def banded_attention(query, key, value, band, scale=None, mask=None, documents=None, bias=None, dropped=None,
+                     sinks=None):
     """The same for any band, unchecked; documents: the queries' numbers and the sources', int64; bias: floats, added to
     the scores; dropped: what drops weights."""
     scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
-    if bias is not None or dropped is not None:
-        return _definition(query, key, value, mask, documents, band, scale, bias, dropped)
+    if bias is not None or dropped is not None or sinks is not None:
+        return _definition(query, key, value, mask, documents, band, scale, bias, dropped, sinks)
     return bind(_attention, (query, key, value), (mask, documents, band, scale))
 
 
