@@ -111,9 +111,16 @@ def same(found, wanted, atol=0.0):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_run_again_it_drops_the_same(kind):
-    """A checkpoint's second run, to the bit; a compiled step; and along a direction the gradient is the difference."""
+    """A second backward and a checkpoint's second run, to the bit; a compiled step; and along a direction the gradient
+    is the difference."""
     model = gpt(**KINDS[kind])
     wanted = gradients(model)
+    with scope():
+        loss = nn.cross_entropy(model(TOKENS), TOKENS)
+    for _ in range(2):
+        model.zero_grad()
+        loss.backward(retain_graph=True)
+        same((loss.item(), {name: p.grad.numpy() for name, p in model.named_parameters()}), wanted)
     with scope(step=3):
         assert abs(nn.cross_entropy(model(TOKENS), TOKENS).item() - wanted[0]) > 1e-4
     compiled = mt.compile(model)
