@@ -108,6 +108,31 @@ def test_a_decoders_block_is_its_three_parts():
     np.testing.assert_allclose(made(x, None, memory, there).numpy(), wanted.numpy(), rtol=1e-10, atol=1e-12)
 
 
+def test_a_decoders_block_is_torchs():
+    """Its TransformerDecoderLayer, norms first, where torch is installed. There True leaves a key out."""
+    torch = pytest.importorskip("torch")
+    theirs = torch.nn.TransformerDecoderLayer(
+        8, 4, 32, 0.0, lambda x: torch.nn.functional.gelu(x, approximate="tanh"), batch_first=True, norm_first=True,
+        dtype=torch.float64)
+    mt.manual_seed(3)
+    ours = nn.TransformerBlock(8, 4, causal=True, cross=True, dtype=np.float64)
+    state = {name: p.detach().numpy() for name, p in theirs.named_parameters()}
+    names = {"norm1": "norm1", "cross_norm": "norm2", "norm2": "norm3", "mlp.0": "linear1", "mlp.2": "linear2",
+             "attention.out": "self_attn.out_proj", "cross_attention.out": "multihead_attn.out_proj"}
+    found = {f"{mine}.{kind}": state[f"{name}.{kind}"] for mine, name in names.items() for kind in ("weight", "bias")}
+    for kind in ("weight", "bias"):
+        q_and_kv = state[f"multihead_attn.in_proj_{kind}"]
+        found |= {f"attention.qkv.{kind}": state[f"self_attn.in_proj_{kind}"],
+                  f"cross_attention.q.{kind}": q_and_kv[:8], f"cross_attention.kv.{kind}": q_and_kv[8:]}
+    ours.load_state_dict(found)
+    x, memory = random(0).standard_normal((2, 5, 8)), random(1).standard_normal((2, 7, 8))
+    there = random(2).random((2, 7))
+    wanted = theirs(torch.tensor(x), torch.tensor(memory), ~torch.ones(5, 5, dtype=bool).tril(),
+                    memory_key_padding_mask=torch.tensor(there < 0.3))
+    y = ours(mt.tensor(x), None, mt.tensor(memory), (there >= 0.3)[:, None, None])
+    np.testing.assert_allclose(y.numpy(), wanted.detach().numpy(), rtol=1e-10, atol=1e-12)
+
+
 def test_derivatives_of_a_decoders_block():
     made = block(causal=True, cross=True, qk_norm=True)
     there = np.array([True, True, False, True])
