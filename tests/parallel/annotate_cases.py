@@ -288,7 +288,12 @@ def edges():
     none = a.mesh_split(np.zeros((0, 4)), mesh, ["dp", "tp"])
     leaf = mt.tensor(x, requires_grad=True)
     (a.split(leaf, 0, mesh["tp"]) * 2.0).backward(a.split(x, 0, mesh["dp"]))
-    return {"empty": (a.split(x, 1, mesh["tp"])[1:1].full().numpy(), x[1:1]),
+    scalar = mt.tensor(3.0, np.float64, requires_grad=True)
+    chosen = mt.where(a.split(x, 0, mesh["tp"]) > 0, scalar, 0.5)      # of which the condition alone is cut
+    (mt.sum(chosen) * 2.0).backward()
+    return {"chosen": (chosen.numpy(), np.where(x > 0, 3.0, 0.5)), "chosen lies": (str(chosen.layout), "(tp, ·)"),
+            "chosen, gradient": (scalar.grad.numpy(), 2.0 * (x > 0).sum()),
+            "empty": (a.split(x, 1, mesh["tp"])[1:1].full().numpy(), x[1:1]),
             "product": ((none @ a.replicate(np.ones((4, 3)), mesh)).numpy(), np.zeros((0, 3))),
             "sum": (mt.sum(none, 0).numpy(), np.zeros(4)),
             "sections": (mt.reshape(a.mesh_split(x, mesh, [("tp", (3, 9)), -1]), (4, 3, 2)).numpy(),

@@ -194,6 +194,7 @@ _cast = Primitive("astype", _converted, params="old new", x=(cast, "old new"))
 def where(condition, x, y):
     """x where condition, else y; the three broadcast. condition is bool and gets no gradient."""
     mask = lower(condition)
+    mask = getattr(mask, "sharded", mask)       # one that lies on a mesh says where the op runs, be x and y whole
     out = bind(_where, (xp.bool_(mask) if mask.__class__ is bool else mask, weak(x, y), weak(y, x)))
     return out if out.__class__ in TRACED else constant(out, condition)
 
