@@ -90,8 +90,8 @@ class Ties:
     exact   whether their gradients come together micro-batch by micro-batch (Chains), so that the first stage has all
     names   in the whole model
     places  {name: {number of a stage that has it: its rank}}
-    sums    [(this rank's parameters of a name, the Communicator of all ranks that have it, or None, and the place in it
-            of the one with the first stage)]
+    sums    [([(a parameter of this rank's of a name, the wrapper of its stage, or None)], the Communicator of all ranks
+            that have it, or None, and the place in it of the one with the first stage)]
     """
 
     def __init__(self, stages, comm, exact=False):
@@ -100,7 +100,7 @@ class Ties:
             for p in stage.parameters():
                 if (tie := tie_of(p)) is not None:
                     mine.append((tie.name, number, f"{p.dtype} {list(p.shape)}{', frozen' * (not p.requires_grad)}"))
-                    here.setdefault(tie.name, []).append((p, isinstance(stage, ReducingModule)))
+                    here.setdefault(tie.name, []).append((p, stage if isinstance(stage, ReducingModule) else None))
         kinds, places = {}, {}
         for rank, theirs in enumerate(comm.all_gather_object(mine)):
             for name, number, kind in theirs:
@@ -133,21 +133,24 @@ class Ties:
                                        f"made, and is {now}: make the Pipeline anew, on all ranks")
 
     def begin(self):
-        """Before a batch: keep apart what gradients there are, to which its own are added. (Those of a wrapped stage
-        are sums over ranks, to which nothing can be added: zero_grad() has been called.)"""
+        """Before a batch: keep apart what gradients there are, to which its own are added; copies, for the next ones
+        may come to the same place. (A wrapper keeps its stage's: sums over ranks, to which nothing can be added, so
+        that zero_grad() has been called; or what no_sync() adds up.)"""
         self.before = []
         for params, *_ in self.sums:
-            self.before.append([None if wrapped else p.grad for p, wrapped in params])
-            for p, wrapped in params:
-                if not wrapped:
+            self.before.append([None if wrapper is not None or p.grad is None else lower(p.grad).copy()
+                                for p, wrapper in params])
+            for p, wrapper in params:
+                if wrapper is None:
                     p.grad = None
 
     def add_up(self):
         """When a batch's gradients are there: to all that share a parameter the sum of theirs; in exact mode, that of
-        the first stage, which has it. Collective."""
-        for (params, comm, first), before in zip(self.sums, self.before, strict=True):
-            params = [p for p, _ in params]
-            if not params[0].requires_grad:
+        the first stage, which has it. Inside of no_sync() each wrapper adds up its own stage's, until the batch whose
+        backward reduces them. Collective."""
+        for (shared, comm, first), before in zip(self.sums, self.before, strict=True):
+            params = [p for p, _ in shared]
+            if not params[0].requires_grad or not all(wrapper is None or wrapper.sync for _, wrapper in shared):
                 continue
             like = lower(params[0])
             total = zeros_like(like, dtype=xp.promote_types(like.dtype, xp.float32))
@@ -160,7 +163,7 @@ class Ties:
                 comm.all_reduce(total)
             total = total.astype(like.dtype, copy=False)
             for p, earlier in zip(params, before, strict=True):
-                value = total if earlier is None else total + lower(earlier)
+                value = total if earlier is None else total + earlier
                 if p.grad is None:
                     p.grad = Tensor(value.copy())
                 else:

@@ -33,6 +33,14 @@ def test_gradients_are_one_process_s_of_two_batches(name):
     assert {key for gradients, *_ in found for key in gradients} >= {"0.weight", "5.weight", "3.weight", "9.weight"}
 
 
+def test_a_second_batch_is_added_wherever_the_gradients_are():
+    for found in crews.call(CASES + "accumulated", 2):
+        assert len(found) == 4
+        for what, gradients, wanted in found:
+            for key, value in gradients.items():
+                np.testing.assert_allclose(value, wanted[key], rtol=1e-11, atol=1e-13, err_msg=f"{what}: {key}")
+
+
 @pytest.mark.parametrize("stage", [1, 3])
 def test_shards_of_it_are_alike_in_each_stage_whatever_is_beside_it(stage):
     """6,300 elements, more than a block, in stages that are one unit otherwise."""

@@ -1,9 +1,11 @@
 """What the ranks do in the tests of parameters that several stages of a pipeline have."""
 
+from contextlib import nullcontext
+
 import numpy as np
 
 import minitorch_dist as mt
-from minitorch_dist import comm, ledger, nn
+from minitorch_dist import comm, ledger, nn, optim
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard
 from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
 from minitorch_dist.parallel.schedule_steps import Step
@@ -38,6 +40,33 @@ def summed(name):
     wanted = {name: p.grad.numpy() for name, p in alone.named_parameters(remove_duplicate=False)}
     return (gradients, wanted, pipeline.clip_grad_norm_(1e9),
             {axis: n for (axis, op), n in book.bytes_sent.items() if op == "all_reduce"})
+
+
+ADDING = {      # what has the gradients that a second batch is added to
+    "optimizer": lambda m: optim.SGD(m.parameters()) and m,     # in a flat buffer
+    "DDP": lambda m: DistributedDataParallel(m, comm.world_of_one()),
+    "ZeRO 2": lambda m: fully_shard(m, comm.world_of_one(), 2),
+    "ZeRO 3": lambda m: fully_shard(m, comm.world_of_one(), 3),
+}
+
+
+def accumulated():
+    """[(what, {parameter of this rank: its gradient} after two batches, that of a process alone)]; wrappers reduce
+    after the second."""
+    world, found = comm.world(), []
+    alone = tied(np.float64)
+    one = Pipeline([alone], comm.world_of_one(), gpipe(1, 4))
+    for step, batch in enumerate(batches()):
+        one.run(batch, loss_of, seed=1, step=step)
+    for what, prepare in ADDING.items():
+        stage = prepare(cut_sequential(tied(np.float64), 2, [1] * 10)[world.rank])
+        pipeline = Pipeline([stage], world, SCHEDULES["1f1b"]())
+        for step, batch in enumerate(batches()):
+            with stage.no_sync() if hasattr(stage, "no_sync") and step == 0 else nullcontext():
+                pipeline.run(batch, loss_of, seed=1, step=step)
+        found.append((what, {name: p.grad.numpy().reshape(-1).copy() for name, p in stage.named_parameters()},
+                      {name: p.grad.numpy().reshape(-1) for name, p in alone.named_parameters(remove_duplicate=False)}))
+    return found
 
 
 def wide():
