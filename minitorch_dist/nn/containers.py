@@ -1,5 +1,7 @@
 """Modules that hold others in order."""
 
+from contextlib import contextmanager, nullcontext
+
 from .module import Module
 
 
@@ -39,6 +41,23 @@ class Sequential(ModuleList):
         super().__init__(layers)
 
     def forward(self, x, *more):
-        for layer in self._modules.values():
-            x = layer(x, *more)
+        for name, layer in self._modules.items():
+            with called(layer, name):
+                x = layer(x, *more)
         return x
+
+
+def called(layer, name):
+    """Inside, the layer is called by this name. One that stands in several places has that of the last: its random
+    numbers are each place's own, as in a pipeline, whose stages know their own places only."""
+    return nullcontext() if layer._name == name else _renamed(layer, name)
+
+
+@contextmanager
+def _renamed(layer, name):
+    last = layer._name
+    object.__setattr__(layer, "_name", name)
+    try:
+        yield
+    finally:
+        object.__setattr__(layer, "_name", last)

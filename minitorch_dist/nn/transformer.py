@@ -10,7 +10,7 @@ from ..autodiff.primitive import lower
 from ..backend import to_device_of, xp
 from . import decoding, init
 from .attention import MultiHeadAttention
-from .containers import Sequential
+from .containers import Sequential, called
 from .cross_attention import CrossAttention
 from .decoding import by_position
 from .latent import LatentAttention
@@ -57,12 +57,13 @@ class FeedForward(Sequential):
 
     @by_position
     def forward(self, x):
-        layers = list(self)
-        if len(layers) > 1 and _plain(layers[0], Linear) and _plain(layers[1], GELU):
-            linear, gelu, *layers = layers
+        layers = list(self._modules.items())
+        if len(layers) > 1 and _plain(layers[0][1], Linear) and _plain(layers[1][1], GELU):
+            (_, linear), (_, gelu), *layers = layers
             x = ops.linear_gelu(x, linear.weight, linear.bias, gelu.approximate)
-        for layer in layers:
-            x = layer(x)
+        for name, layer in layers:
+            with called(layer, name):
+                x = layer(x)
         return x
 
 

@@ -15,7 +15,7 @@ from inspect import Parameter, signature
 from ..autodiff.ops.attention import numbered
 from ..backend import to
 from ..data.packing import apart
-from ..nn.containers import Sequential
+from ..nn.containers import Sequential, called
 
 
 class Stage(Sequential):
@@ -30,8 +30,9 @@ class Stage(Sequential):
         object.__setattr__(self, "of_context", context)
 
     def forward(self, x, documents=None):
-        for layer in self:
-            x = call(layer, x, documents)
+        for name, layer in self._modules.items():
+            with called(layer, name):
+                x = call(layer, x, documents)
         return x
 
 

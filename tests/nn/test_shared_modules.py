@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
-from minitorch_dist import comm, compress, nn
+from minitorch_dist import backend, comm, compress, nn
 from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.parallel.tensor_parallel import parallelize_module
 
@@ -43,6 +43,18 @@ def test_children_come_once_and_layers_as_often_as_they_are_called():
     seen = []
     model.inside.apply(seen.append)
     assert seen == [model.inside[0], model.first, model.inside]
+
+
+def test_a_layer_in_several_places_draws_each_place_s_own_numbers():
+    drop, ones = nn.Dropout(0.5), mt.tensor(np.ones((8, 6)))
+
+    def drawn(layers):
+        with backend.random_scope(1, 2, 8, (0, 8)):
+            return layers(ones).numpy()
+    first, second = (drawn(nn.Sequential(*(drop if at == i else nn.Identity() for i in range(2)))) for at in range(2))
+    assert (first != second).any() and {*first.flat} == {0.0, 2.0}
+    for kind in (nn.Sequential, nn.transformer.FeedForward):
+        np.testing.assert_array_equal(drawn(kind(drop, drop)), first * second)
 
 
 def test_a_module_may_be_inside_of_itself():

@@ -41,6 +41,11 @@ def test_a_second_batch_is_added_wherever_the_gradients_are():
                 np.testing.assert_allclose(value, wanted[key], rtol=1e-11, atol=1e-13, err_msg=f"{what}: {key}")
 
 
+def test_a_layer_in_several_stages_draws_what_it_draws_in_one_process():
+    for here, alone in crews.call(CASES + "one_layer_in_several_places", 2):
+        np.testing.assert_allclose(here, alone, rtol=1e-12)
+
+
 @pytest.mark.parametrize("stage", [1, 3])
 def test_shards_of_it_are_alike_in_each_stage_whatever_is_beside_it(stage):
     """6,300 elements, more than a block, in stages that are one unit otherwise."""

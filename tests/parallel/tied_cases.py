@@ -69,6 +69,20 @@ def accumulated():
     return found
 
 
+def one_layer_in_several_places():
+    """The losses of two batches, of a model with one Dropout in three places, over the ranks and alone."""
+    world, found = comm.world(), []
+    for ranks in world, comm.world_of_one():
+        mt.manual_seed(5)
+        drop = nn.Dropout(0.4)
+        model = nn.Sequential(nn.Linear(plain.FEATURES, 9, dtype=np.float64), drop, drop,
+                              nn.Linear(9, 9, dtype=np.float64), drop, nn.Linear(9, plain.CLASSES, dtype=np.float64))
+        stage = cut_sequential(model, ranks.size, [1] * 6)[ranks.rank]
+        pipeline = Pipeline([stage], ranks, gpipe(ranks.size, 4))
+        found.append([pipeline.run(batch, loss_of, seed=1, step=step) for step, batch in enumerate(batches())])
+    return found
+
+
 def wide():
     mt.manual_seed(5)
     first = nn.Linear(90, 70, dtype=np.float64)
