@@ -11,7 +11,7 @@ from .. import nn
 from ..autodiff.primitive import lower
 from ..autodiff.tensor import Tensor
 from ..autodiff.writes import wrote
-from ..backend import is_array, to
+from ..backend import is_array, module_of, to
 from ..nn.absent import Absent
 
 LAYERS = nn.__name__ + "."
@@ -76,10 +76,16 @@ def broadcast(comm, array, name=None):
 
 
 def from_rank_0(comm, module, names):
-    """Make these buffers of the module rank 0's."""
+    """Make these buffers of the module rank 0's. What is so already isn't written: backward of a forward before this
+    one, as of another micro-batch, may want it."""
     buffers = dict(module.named_buffers()) if names else {}     # by name: assigning makes another array
     for name in names:
-        broadcast(comm, lower(buffers[name]), name)
+        array = lower(buffers[name])
+        received = array.copy(order="C")
+        broadcast(comm, received, name)
+        if not module_of(array).array_equal(array, received):
+            array[...] = received
+            wrote(array, "the broadcast from rank 0")
 
 
 def check_same(comm, lines, problem, advice):

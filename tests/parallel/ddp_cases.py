@@ -229,6 +229,30 @@ def assigned_buffer():
     return float(model.module.rows[0])
 
 
+class Weighing(nn.Module):
+    """Multiplies by a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 4, bias=False, dtype=np.float64)
+        self.register_buffer("by", np.arange(1.0, 5))
+
+    def forward(self, x):
+        return self.linear(x) * self.by
+
+
+def two_forwards_one_backward():
+    """[(this rank's inputs, the gradient)] of each wrapper, of the sum of what two forwards give."""
+    world, found = comm.world(), []
+    xs = np.random.default_rng(world.rank).standard_normal((2, 5, 3))
+    for wrap in (DistributedDataParallel, fully_shard):
+        model = wrap(Weighing())
+        (mt.sum(model(mt.tensor(xs[0]))) + mt.sum(model(mt.tensor(xs[1])))).backward()
+        (p,) = model.parameters()
+        found.append((xs, np.concatenate(world.all_gather_object(p.grad.numpy().reshape(-1)))[-12:]))
+    return found
+
+
 def odd_buffers():
     """[(values and strides of a transposed buffer, a frozen transposed parameter, a count that forward assigns)] of
     each wrapper, after two forwards of a model that is different on each rank."""

@@ -152,6 +152,14 @@ def test_buffers_of_any_strides_and_without_axes_are_rank_0s():
             assert frozen == np.arange(6.0).reshape(3, 2).T.tolist()
 
 
+def test_a_buffer_that_is_rank_0s_already_may_be_waiting_for_its_backward():
+    found = crews.call(CASES + "two_forwards_one_backward", 2)
+    for of_wrapper in zip(*found, strict=True):
+        expected = np.outer(np.arange(1.0, 5), sum(xs.sum((0, 1)) for xs, _ in of_wrapper))
+        for _, gradient in of_wrapper:
+            np.testing.assert_allclose(gradient, expected.ravel(), rtol=1e-12)
+
+
 @pytest.mark.parametrize("exact", [False, True])
 def test_the_pass_after_one_that_raised(exact):
     for first, after, another in crews.call(CASES + "after_a_pass_that_raised", 2, (exact,)):
