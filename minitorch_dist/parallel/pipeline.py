@@ -130,6 +130,14 @@ def _summed(y, labels):
     return ops.sum(losses) if aux is None else ops.sum(losses) + labels.size * aux
 
 
+def _without_gradients(before):
+    """The backward of what leads to no parameter of this stage: only what stages behind have of a tied one's gradient
+    comes to it."""
+    if before:
+        with reverse.one_pass("backward"):
+            reverse.run(before)
+
+
 class Pipeline:
     """This rank's part of a model that is cut by layers.
 
@@ -398,15 +406,18 @@ class Pipeline:
         module = self.chunks[chunk]
         if (chunk, k) in self.statistics:
             module.statistics.exchange(self.statistics.pop((chunk, k)))
-        later = self.left[chunk] and isinstance(module, ReducingModule) and not module.exact
-        with (module.no_sync() if later else nullcontext(),
+        wrapped = isinstance(module, ReducingModule) and is_trained(module)
+        seen = module.backwards if wrapped else 0
+        with (module.no_sync() if wrapped and self.left[chunk] and not module.exact else nullcontext(),
               nullcontext(()) if self.chains is None else self.chains.backward(stage, k) as before):
             if kind == BACKWARD:
                 self._backward(stage, chunk, k, before)
             elif halves := self.halves.pop((chunk, k)):
                 halves.weights(before)
             else:
-                self._no_gradients(chunk, before)
+                _without_gradients(before)
+            if wrapped and module.backwards == seen:        # no parameter is used: a wrapper counts it all the same
+                module.backward_without_gradients()
 
     def _backward(self, stage, chunk, k, before):
         x, y, arrived = self._from_behind(stage, chunk, k)
@@ -415,18 +426,9 @@ class Pipeline:
         if getattr(y, "requires_grad", False):      # not so of first stages with nothing to train
             reverse.backward_from(y, None if arrived is None else Tensor(arrived), before=before)
         else:
-            self._no_gradients(chunk, before)
+            _without_gradients(before)
         if stage > self.lowest and x.grad is None:
             self.messages.send(BACKWARD, stage - 1, k, xp.zeros_like(lower(x)))
-
-    def _no_gradients(self, chunk, before):
-        """A first stage that has used no parameter for this micro-batch: a wrapper counts it all the same."""
-        module = self.chunks[chunk]
-        if before:
-            with reverse.one_pass("backward"):
-                reverse.run(before)
-        elif isinstance(module, ReducingModule) and any(p.requires_grad for p in module.parameters()):
-            module.backward_without_gradients()
 
     def _input_gradient(self, stage, chunk, k):
         x, y, arrived = self._from_behind(stage, chunk, k)

@@ -26,7 +26,7 @@ class ReducingModule(Module):
     passes   backward passes per step: exact mode has one per micro-shard; done: those since the last that reduced
     sync     whether the next backward reduces
     frozen   [(name, parameter)] that want no gradient; whole: those of them that each rank has whole
-    hook     runs when a parameter's gradient is complete; at_end: when a backward is through
+    hook     runs when a parameter's gradient is complete; at_end: when a backward is through; backwards: how many were
     sources  exact mode's [(divided module, its Sources)]; leaf_of: {id of a parameter: its leaf there}
 
     A subclass makes its storage between __init__ and _look_after_the_rest.
@@ -46,7 +46,8 @@ class ReducingModule(Module):
             self.passes = micro_shards // self.comm.size
         self.sources = sources_of(module, self.comm, wrapper) if exact else []
         self.leaf_of = {key: leaf for _, sources in self.sources for key, (_, leaf) in sources.leaves.items()}
-        self.hook, self.at_end = self._gradient_ready, self._backward_done      # each once, to be known by identity
+        self.backwards = 0
+        self.hook, self.at_end = self._gradient_ready, self._backward_ends      # each once, to be known by identity
 
     def leaves_of(self, parameters):
         """The leaves of Sources that backward leaves these parameters' gradients in; None: in themselves."""
@@ -88,6 +89,10 @@ class ReducingModule(Module):
             keep(lower(p), "parameter")
         if self.training and self.sync:
             from_rank_0(self.comm, self.module, self.synchronised_buffers)
+
+    def _backward_ends(self):
+        self.backwards += 1
+        self._backward_done()
 
     @contextmanager
     def no_sync(self):

@@ -102,17 +102,18 @@ class Sometimes(nn.Module):
 
     def forward(self, x):
         self.calls -= 1
-        return x * self.weight if self.calls >= 0 else mt.tensor(x)
+        return x * self.weight if self.calls >= 0 else x if isinstance(x, mt.Tensor) else mt.tensor(x)
 
 
-def sometimes(name, calls):
-    """This rank's gradients of a pipeline of two, beside data parallelism, whose first stage uses its parameter for the
-    first `calls` micro-batches of four; and which stage it is."""
+def sometimes(name, calls, place, exact):
+    """This rank's gradients of a pipeline of two, beside data parallelism, of whose stages one (place) uses its
+    parameter for the first `calls` micro-batches of four; and which stage it is."""
     mesh = comm.DeviceMesh(dp=-1, pp=2)
     mt.manual_seed(1)
-    stage = [nn.Sequential(Sometimes(calls)), nn.Sequential(nn.Linear(plain.FEATURES, plain.CLASSES, dtype=np.float64))]
-    stage = DistributedDataParallel(stage[mesh.coords["pp"]], mesh["dp"])
-    batch = next(iter(loader_for(np.float64, 16, mesh.coords["dp"], mesh["dp"].size, False).epoch(0)))
+    stages = [nn.Sequential(Sometimes(calls)),
+              nn.Sequential(nn.Linear(plain.FEATURES, plain.FEATURES, dtype=np.float64))][::1 - 2 * place]
+    stage = DistributedDataParallel(stages[mesh.coords["pp"]], mesh["dp"], exact=exact)
+    batch = next(iter(loader_for(np.float64, 16, mesh.coords["dp"], mesh["dp"].size, exact).epoch(0)))
     Pipeline([stage], mesh["pp"], schedule_of(name, 2, 4)).run(batch, loss_of, seed=1, step=0, over=mesh["dp"])
     return mesh.coords["pp"], [None if p.grad is None else p.grad.numpy().copy() for p in stage.parameters()]
 

@@ -258,15 +258,22 @@ def pipelines_go_on(folder, model):
     return found
 
 
-def sometimes(name, calls, stage):
-    """This rank's gradients, whole, by stage of the pipeline, where the first one uses its parameter for the first
-    `calls` micro-batches of four."""
+def sometimes(name, calls, place, stage):
+    """This rank's gradients, whole, by stage of the pipeline, where the one at this place uses its parameter for the
+    first `calls` micro-batches of four."""
     mesh = comm.DeviceMesh(dp=2, pp=2)
     mt.manual_seed(1)
-    module = [Sometimes(calls), nn.Linear(plain.FEATURES, plain.CLASSES, dtype="f8")][mesh.coords["pp"]]
+    modules = [Sometimes(calls), nn.Linear(plain.FEATURES, plain.FEATURES, dtype="f8")][::1 - 2 * place]
+    module = modules[mesh.coords["pp"]]
     module = fully_shard(module, mesh["dp"], stage) if stage else DistributedDataParallel(module, mesh["dp"])
     batch = next(iter(loader_for(np.float64, 16, mesh.coords["dp"], 2, False).epoch(0)))
-    Pipeline([module], mesh["pp"], schedule_of(name, 2, 4)).run(batch, loss_of, seed=1, step=0, over=mesh["dp"])
+    pipeline, optimizer = Pipeline([module], mesh["pp"], schedule_of(name, 2, 4)), optim.SGD(module.parameters(), 0.0)
+    for step in range(2):       # the second one's first forward gathers what the optimizer has written
+        optimizer.zero_grad()
+        for part in module.modules():
+            part.calls = calls
+        pipeline.run(batch, loss_of, seed=1, step=step, over=mesh["dp"])
+        optimizer.step()
     return mesh.coords["pp"], {key: None if p.grad is None else [
         part.reshape(-1) for part in mesh["dp"].all_gather_object(p.grad.numpy())] for key, p in
         module.named_parameters()}

@@ -72,13 +72,14 @@ def test_batch_norms_statistics_too(one_process, name, n):
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
 @pytest.mark.parametrize("calls", [0, 1, 3])
-def test_a_first_stage_that_uses_its_parameters_at_times(name, calls):
+@pytest.mark.parametrize("place, exact", [(0, False), (1, False), (1, True)])
+def test_a_stage_that_uses_its_parameters_at_times(name, calls, place, exact):
     """The ranks that hold the same have the same gradients, though the last micro-batch brings none."""
-    found = crews.call(CASES + "sometimes", 4, args=(name, calls))
+    found = crews.call(CASES + "sometimes", 4, args=(name, calls, place, exact))
     for stage in (0, 1):
         first, second = (grads for pp, grads in found if pp == stage)
         for a, b in zip(first, second, strict=True):
-            assert (a is None) == (b is None) == (stage == 0 and calls == 0)
+            assert (a is None) == (b is None) == (stage == place and calls == 0)
             if a is not None:
                 np.testing.assert_array_equal(a, b)
 

@@ -135,14 +135,14 @@ def test_checkpoints_of_other_pipelines_and_of_one_process(model, n, tmp_path):
     same(crews.call(CASES + "one_goes_on", 1, (str(tmp_path), model))[0], state, 1e-10)
 
 
-@pytest.mark.parametrize("name, calls", [("1f1b", 0), ("zb-h1", 1)])
-def test_a_first_stage_that_uses_its_parameters_at_times(name, calls):
-    wanted = crews.call(CASES + "sometimes", 4, (name, calls, 0))
+@pytest.mark.parametrize("name, calls, place", [("1f1b", 0, 0), ("zb-h1", 1, 0), ("1f1b", 1, 1), ("zb-h1", 0, 1)])
+def test_a_stage_that_uses_its_parameters_at_times(name, calls, place):
+    wanted = crews.call(CASES + "sometimes", 4, (name, calls, place, 0))
     for stage in (1, 3):
-        found = crews.call(CASES + "sometimes", 4, (name, calls, stage))
+        found = crews.call(CASES + "sometimes", 4, (name, calls, place, stage))
         for (pp, grads), (_, whole) in zip(found, wanted, strict=True):
             for key, pieces in grads.items():
-                assert (pieces is None) == (whole[key] is None) == (pp == 0 and calls == 0)
+                assert (pieces is None) == (whole[key] is None) == (pp == place and calls == 0)
                 if pieces is not None:
                     np.testing.assert_allclose(np.concatenate(pieces), whole[key][0], rtol=1e-12)
 
