@@ -296,6 +296,14 @@ def one_buffer(case):
     return everybody(case, of)
 
 
+def of_the_next_call(own):
+    """What drive.py asks for next has overwritten the others' parts, or all of them."""
+    def found(case):
+        x = parts(case)
+        return everybody(case, lambda me: [x[i] if i == me and not own else x[i] + 1 for i in range(len(case))])
+    return found
+
+
 def own_missing(case, got):
     """Some rank has everything but its own part."""
     def has(rank, i):
@@ -326,6 +334,8 @@ class AllGather(Check):
               "part of the left neighbour, rank - 1, not the own one", one_place_on),
         gives("all entries are views of one array, and every message has overwritten the one before: a new array "
               "for each", one_buffer),
+        *(gives("the list of one call holds what the next one has received: arrays that are kept from call to call are "
+                "overwritten. New ones for each", of_the_next_call(own)) for own in (False, True)),
     ]
     demands = [
         waited,

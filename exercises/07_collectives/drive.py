@@ -33,3 +33,12 @@ def exchange(learner, inputs, run):
     incoming = outgoing if inputs["one_array"] else np.full(inputs["shape"], np.nan, outgoing.dtype)
     learner(run.comm, outgoing, inputs["dst"], incoming, inputs["src"])
     return {"incoming": incoming} | ({} if inputs["one_array"] else {"outgoing": outgoing})
+
+
+def all_gather(learner, inputs, run):
+    """The list of one call, after another one of other numbers, which nobody watches."""
+    result = learner(run.comm, **inputs | run.earlier)
+    hooks, run.comm.hooks[:] = run.comm.hooks[:], []
+    learner(run.comm, inputs["x"] + 1, **run.earlier)
+    run.comm.hooks[:] = hooks
+    return inputs | {"result": result}
