@@ -22,6 +22,7 @@ from .regression import (
 # ---------------------------------------------------------------- 08.1
 
 SIZES, EPOCHS = (1, 2, 3, 4), (0, 1)
+FACTORS = *range(2, 41), 100, 128, 256, 1000, 1024      # by which a seed may be multiplied before the epoch is added
 
 
 def batches(case, got, size, epoch=0, seed=None):
@@ -89,9 +90,8 @@ def balanced(case, got):
 def pairs(seed, n):
     """(seed, epoch) that have orders of their own, though some sum or product of both numbers is the same, or their
     digits one behind the other are, or the epoch is one in which a rotation of n samples has come round."""
-    factors = 2, 10, 100, 1000
     return list(dict.fromkeys([*itertools.product((seed, seed + 1), EPOCHS), (2 * seed, 0), (2 * seed + 1, 0),
-                               *((seed, factor) for factor in factors), *((seed + factor, 0) for factor in factors),
+                               *((seed, factor) for factor in FACTORS), *((seed + factor, 0) for factor in FACTORS),
                                (1, 11), (11, 1), (seed, n)]))
 
 
@@ -114,10 +114,10 @@ def told_apart(case, got):
     if seed == other_seed:
         return (f"the order comes back: with seed {seed} epoch {other_epoch} has the batches of epoch {epoch}. Each "
                 "epoch has an order of its own")
-    return ("seed and epoch are mixed into one number, as seed + epoch, seed · (epoch + 1), 1000 · seed + epoch or "
-            f"the digits of both do, or they are sorted: seed {seed} in epoch {epoch} has the order of seed "
-            f"{other_seed} in epoch {other_epoch}. Two runs with these seeds would train on the same batches, epochs "
-            "apart; the order must depend on both numbers, each for itself")
+    return ("seed and epoch are mixed into one number, as seed + epoch, seed · (epoch + 1), 31 · seed + epoch or the "
+            f"digits of both do, or they are sorted: seed {seed} in epoch {epoch} has the order of seed {other_seed} "
+            f"in epoch {other_epoch}. Two runs with these seeds would train on the same batches, epochs apart; the "
+            "order must depend on both numbers, each for itself")
 
 
 class Shard(Check):
@@ -177,6 +177,10 @@ def arrays(rng, scale=1.0):
     return [scale * rng.standard_normal(shape) for shape in SHAPES]
 
 
+list_left = demand("right, but the list has lost arrays: it is the caller's, who goes on to use it. Go through it, and "
+                   "leave it as it is", lambda case, got: all(g["left"] == len(SHAPES) for g in got))
+
+
 def one_for_a_shape(name):
     """The signature of answers in which arrays of one shape have become one."""
     return when("arrays of one shape have become one: several parameters of a model may have the same shape, so "
@@ -201,7 +205,8 @@ class BroadcastParameters(Check):
               lambda case: [{"parameters": case[-1]["parameters"]}] * len(case)),
         one_for_a_shape("parameters"),
     ]
-    demands = [demand("the right values, but by messages from rank 0 to each: on N ranks it sends N-1 of them, one "
+    demands = [list_left,
+               demand("the right values, but by messages from rank 0 to each: on N ranks it sends N-1 of them, one "
                       "after the other. broadcast hands on, in ⌈log₂N⌉ steps",
                       lambda case, got: not any({"send", "isend"} & set(g.ops()) for g in got)),
                demand("the right values, but by another way than broadcast, which is made for it: in a sum every rank "
@@ -261,7 +266,8 @@ class AverageGradients(Check):
               lambda case: [{"grads": [g / len(case) for g in r["grads"]]} for r in case]),
         one_for_a_shape("grads"),
     ]
-    demands = [demand("right, but with more messages than needed: one all_reduce per gradient, and one for the count",
+    demands = [list_left,
+               demand("right, but with more messages than needed: one all_reduce per gradient, and one for the count",
                       lambda case, got: all(len(g.calls) <= len(SHAPES) + 1 for g in got))]
 
     def cases(self, rng, ranks):
@@ -312,7 +318,14 @@ class Train(Check):
 
     demands = [demand("right, but the parameters are sent around more than once: with one start and the same steps "
                       "they stay alike by themselves, and if they didn't, that would hide it",
-                      lambda case, got: all(g.ops().count("broadcast") <= len(case[0]["parameters"]) for g in got))]
+                      lambda case, got: all(g.ops().count("broadcast") <= len(case[0]["parameters"]) for g in got)),
+               demand("right, but the parameters are averaged in every step: gradients are what travels. With plain SGD "
+                      "it makes no difference; with an optimizer that remembers, every rank would remember something "
+                      "else", lambda case, got: not any(name == "parameters" for g in got for name, _ in g.events)),
+               demand("right, but every step sends the gradients' bytes twice or more: the gradients travel once, and "
+                      "with them the loss and the counts", lambda case, got: all(
+                          sum(c["bytes"] for c in g.calls if c["op"] != "broadcast")
+                          < 2 * STEPS * sum(p.nbytes for p in case[0]["parameters"]) for g in got))]
 
     def cases(self, rng, ranks):
         x = rng.standard_normal((41, INPUTS))
