@@ -25,8 +25,8 @@ class GradientSync:
                                   "runs after an exception too")
 
     def backward(self, new):
-        """A pass has worked out `new`, a list of arrays: add them to grads, in place; outside of no_sync() grads then
-        become the sums over all ranks."""
+        """A pass has worked out `new`, a list of arrays, which stay as they are: add them to grads, in place; outside
+        of no_sync() grads then become the sums over all ranks."""
         raise NotImplementedError("begin with adding; one all_reduce per array")
 
 

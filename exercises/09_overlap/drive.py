@@ -1,6 +1,7 @@
 """How the answers of this chapter are called: backward passes in simulated seconds, over a simulated link."""
 
 import operator
+import weakref
 from contextlib import suppress
 
 import numpy as np
@@ -92,11 +93,14 @@ def accumulate(learner, inputs, run):
     """Twice with the same arrays; then no_sync() with an exception inside, and one in another."""
     grads = [np.zeros(inputs["width"]), np.zeros((inputs["width"],) * 2)]
     sync = run.module.GradientSync(run.comm, list(grads))
-    totals, rows, kept = [], [], []
+    totals, rows, kept, made, alive = [], [], [], [], []
 
     def counted(piece):
         rows[-1].append(len(piece))
-        return moments(piece)
+        alive.append(sum(last() is not None for last in made))
+        new = moments(piece)
+        made.append(weakref.ref(new[-1]))
+        return new
 
     for pieces in inputs["batches"]:
         for grad in grads:
@@ -106,22 +110,26 @@ def accumulate(learner, inputs, run):
         learner(sync, given, counted, inputs["count"])
         kept.append(len(given) == len(pieces) and all(map(operator.is_, given, pieces)))
         totals.append([grad.copy() for grad in grads])
-    return {"totals": totals, "rows": rows, "kept": all(kept), **after_exception(run), "nested": nested(run),
-            "beside": beside(run)}
+    return {"totals": totals, "rows": rows, "kept": all(kept), "alive": max(alive), **after_exceptions(run),
+            "nested": nested(run), "beside": beside(run)}
 
 
-def after_exception(run):
-    """What was heard of an exception in no_sync(), and what a backward() gives after it, of arrays that are rank + 1.
-    """
-    total, raised = np.zeros(2), "nothing"
-    tried = run.module.GradientSync(run.comm, [total])
-    try:
-        with tried.no_sync():
-            raise KeyError("inside")
-    except KeyError:
-        raised = "KeyError"
-    tried.backward([np.full(2, run.comm.rank + 1.0)])
-    return {"raised": raised, "after_exception": total}
+def after_exceptions(run):
+    """What was heard of an exception in no_sync(), and what a backward() gives after it, of arrays that are rank + 1,
+    and whether they are that afterwards. For each of two exceptions."""
+    found = {"raised": [], "after_exception": np.zeros((2, 2)), "new_kept": True}
+    for kind, total in zip((KeyError, KeyboardInterrupt), found["after_exception"], strict=True):
+        raised, new = "nothing", np.full(2, run.comm.rank + 1.0)
+        tried = run.module.GradientSync(run.comm, [total])
+        try:
+            with tried.no_sync():
+                raise kind("inside")
+        except kind:
+            raised = kind.__name__
+        tried.backward([new])
+        found["raised"].append(raised)
+        found["new_kept"] &= bool(np.all(new == run.comm.rank + 1.0))
+    return found
 
 
 def nested(run):

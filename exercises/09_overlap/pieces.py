@@ -34,8 +34,8 @@ def reduced_each_time(case, carry):
 
 def right(case, **changed):
     ranks = len(case)
-    return [{"totals": everybodys(case), "after_exception": np.full(2, ranks * (ranks + 1) / 2),
-             "nested": np.outer([1.0, 2.0, 3.0], np.full(2, rank + 1.0)), "raised": "KeyError",
+    return [{"totals": everybodys(case), "after_exception": np.full((2, 2), ranks * (ranks + 1) / 2),
+             "nested": np.outer([1.0, 2.0, 3.0], np.full(2, rank + 1.0)), "raised": ["KeyError", "KeyboardInterrupt"],
              "beside": np.full((2, 2), [[rank + 1.0], [ranks * (ranks + 1) / 2]])} | changed
             for rank in range(ranks)]
 

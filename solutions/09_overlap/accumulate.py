@@ -29,8 +29,8 @@ class GradientSync:
             self.sync = outer
 
     def backward(self, new):
-        """A pass has worked out `new`, a list of arrays: add them to grads, in place; outside of no_sync() grads then
-        become the sums over all ranks."""
+        """A pass has worked out `new`, a list of arrays, which stay as they are: add them to grads, in place; outside
+        of no_sync() grads then become the sums over all ranks."""
         # begin with adding; one all_reduce per array
         for grad, more in zip(self.grads, new, strict=True):
             grad += more
