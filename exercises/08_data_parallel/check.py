@@ -319,9 +319,10 @@ class Train(Check):
     demands = [demand("right, but the parameters are sent around more than once: with one start and the same steps "
                       "they stay alike by themselves, and if they didn't, that would hide it",
                       lambda case, got: all(g.ops().count("broadcast") <= len(case[0]["parameters"]) for g in got)),
-               demand("right, but the parameters are averaged in every step: gradients are what travels. With plain SGD "
-                      "it makes no difference; with an optimizer that remembers, every rank would remember something "
-                      "else", lambda case, got: not any(name == "parameters" for g in got for name, _ in g.events)),
+               demand("right, but the parameters are averaged in every step: gradients are what travels. With plain "
+                      "SGD it makes no difference; with an optimizer that remembers, every rank would remember "
+                      "something else",
+                      lambda case, got: not any(name == "parameters" for g in got for name, _ in g.events)),
                demand("right, but every step sends the gradients' bytes twice or more: the gradients travel once, and "
                       "with them the loss and the counts", lambda case, got: all(
                           sum(c["bytes"] for c in g.calls if c["op"] != "broadcast")

@@ -348,11 +348,11 @@ class Accumulate(Check):
                       lambda case, got: all(len(g.calls) <= 2 * 2 + 3 for g in got)),
                demand("the right gradients, but not piece by piece: gradients(piece) is to be called with one piece at "
                       "a time, since all of them together don't fit into memory", piece_by_piece),
-               demand("the right gradients, but the pieces' gradients are all kept until the last one's are there: each "
-                      "is as large as the model. Add them up piece by piece",
+               demand("the right gradients, but the pieces' gradients are all kept until the last one's are there: "
+                      "each is as large as the model. Add them up piece by piece",
                       lambda case, got: all(g["alive"] <= 2 for g in got)),
-               demand("right, but backward() has changed the arrays of `new`: they are the caller's, who may need them. "
-                      "Only grads is to be written into", lambda case, got: all(g["new_kept"] for g in got)),
+               demand("right, but backward() has changed the arrays of `new`: they are the caller's, who may need "
+                      "them. Only grads is to be written into", lambda case, got: all(g["new_kept"] for g in got)),
                demand("the right gradients, but the list pieces has lost some of them, or has them in another order: "
                       "it is the caller's", lambda case, got: all(g["kept"] for g in got))]
 

@@ -4,12 +4,25 @@ import numpy as np
 
 from exercises.frame import Check, demand, gives, when
 
+from .clipping import (
+    by_own,
+    clip_case,
+    clipped,
+    each_unit,
+    elements,
+    full_parts_left_out,
+    norm_of_all,
+    padding_counted,
+    real,
+    squared,
+    two_norm,
+    up_to_an_empty_one,
+    with_a_margin,
+)
 from .courses import (
     as_even_as_can_be,
     averaged,
-    clipped,
     descended,
-    elements,
     every_nth,
     everywhere,
     last_of_its_size,
@@ -19,15 +32,10 @@ from .courses import (
     padded,
     padding_between,
     parameters,
-    real,
     share_of,
-    squared,
     stepped,
     summed,
     tail_left,
-    two_norm,
-    up_to_an_empty_one,
-    with_a_margin,
 )
 
 FLOAT = 8       # bytes
@@ -132,6 +140,10 @@ class ShardedAdam(Check):
             x = 3 * rng.standard_normal(n)
             case = {"x": x, "lr": 0.1, "betas": [0.8, 0.95], "eps": 0.25}
             found.append([case | {"grads": [0.5 + rng.standard_normal(n) for _ in range(4)]} for _ in range(ranks)])
+        # A rank without samples has zeros; and where all ranks have them, the moments move x all the same.
+        for step, idle in (1, found[1][:1]), (2, found[1]):
+            for rank in idle:
+                rank["grads"][step][:] = 0.0
         # Another optimizer of as many parameters, with the gradients of the one before.
         found.append([rank | {"x": 3 * rank["x"][::-1]} for rank in found[-1]])
         return found
@@ -276,43 +288,6 @@ def cut_again(case, one):
 
 # ---------------------------------------------------------------- 11.3
 
-def clip_case(rng, ranks, sizes, own, most):
-    """A case. sizes[unit][rank]; rank 0's own part of the gradient has length `own`, and each further rank's a tenth
-    more; most: max_norm, of the length of all.
-    """
-    case = []
-    for rank, mine in enumerate(list(zip(*sizes, strict=True))[:ranks]):
-        values = [rng.standard_normal(n) for n in mine]
-        scale = own * (1 + rank / 10) / (two_norm(values) or 1.0)
-        padding = [7 + rng.standard_normal(max(of_unit) - n + 1) for of_unit, n in zip(sizes, mine, strict=True)]
-        case.append({"sizes": list(mine), "parts": [np.concatenate([scale * v, p])
-                                                    for v, p in zip(values, padding, strict=True)]})
-    max_norm = most(two_norm([p for rank in case for p in real(rank)]))
-    return [rank | {"max_norm": max_norm} for rank in case]
-
-
-def by_own(case, decides=False, divides=False):
-    """The norm is right; each rank's own decides, or divides."""
-    norm, found = norm_of_all(case)(0), []
-    for rank in case:
-        own, most = two_norm(real(rank)), rank["max_norm"]
-        factor = most / (divides and own or norm) if (own if decides else norm) > most else 1.0
-        found.append({"norm": norm, "clipped": [p * factor for p in real(rank)]})
-    return found
-
-
-def each_unit(case):
-    norms = [two_norm(parts) for parts in zip(*map(real, case), strict=True)]
-    return [{"norm": norm_of_all(case)(0), "clipped": [
-        p * min(1.0, rank["max_norm"] / (norm or 1.0)) for p, norm in zip(real(rank), norms, strict=True)]}
-        for rank in case]
-
-
-def norm_of_all(case, squares=lambda rank: two_norm(real(rank)) ** 2, root=np.sqrt):
-    total = float(root(sum(squares(rank) for rank in case)))
-    return lambda rank: total
-
-
 class Clip(Check):
     exercise = "11.3"
     tolerance = 1e-12
@@ -332,8 +307,10 @@ class Clip(Check):
               lambda case: clipped(case, norm_of_all(case, lambda rank: two_norm(real(rank)), float))),
         gives("the parts' norms are added up: lengths don't add, their squares do", lambda case: clipped(
             case, norm_of_all(case, lambda rank: sum(np.linalg.norm(p) for p in real(rank)), float))),
-        gives("the padding is counted: only the first sizes[i] elements of parts[i] are the gradient's",
-              lambda case: clipped(case, norm_of_all(case, lambda rank: two_norm(rank["parts"]) ** 2))),
+        when("what stands behind a part may be nan, and 0 · nan is nan: leave it out of the sum, by p[:n], rather than "
+             "multiply it by 0", lambda case, got: any(np.isnan(p).any() for rank in case for p in rank["parts"])),
+        *(gives("the padding is counted: only the first sizes[i] elements of parts[i] are the gradient's", way)
+          for way in (padding_counted, lambda case: padding_counted(case, lambda norm, most: min(most / norm, 1.0)))),
         gives("that is the largest element, not the length: the root of the sum of squares was asked for",
               lambda case: clipped(case, lambda rank: max(
                   float(np.abs(p).max(initial=0)) for other in case for p in real(other)))),
@@ -365,6 +342,8 @@ class Clip(Check):
                   case, norm_of_all(case), lambda norm, most: min(1.0, most / (norm + 1e-6)))),
         gives("the parts behind an empty one aren't scaled: a rank may have nothing of one unit, and something of the "
               "next", up_to_an_empty_one),
+        *(gives("parts without padding are left out: p[:-k] is nothing at all where k is 0. p[:n] is right for all of "
+                "them", lambda case, scaled=scaled: full_parts_left_out(case, scaled)) for scaled in (True, False)),
         gives("each part is clipped by itself: the gradient's direction changes. One factor for all",
               lambda case: [{"norm": norm_of_all(case)(0), "clipped": [
                   p * min(1.0, r["max_norm"] / (two_norm([p]) or 1.0)) for p in real(r)]} for r in case]),
@@ -383,8 +362,8 @@ class Clip(Check):
     ]
 
     def cases(self, rng, ranks):
-        # Of the second the length is below max_norm, its square above; of the sixth each rank's is below; of the last
-        # it is hardly above.
+        # Of the second the length is below max_norm, its square above; of the sixth each rank's is below; of the eighth
+        # it is hardly above. What never was written may stand behind a part.
         return [clip_case(rng, ranks, *how) for how in (
             ([(3, 0, 6), (5, 7, 4)], 7.0, lambda length: 1.5),
             ([(9, 2, 5), (4, 8, 1)], 5.0, lambda length: 1.25 * length),
@@ -393,7 +372,8 @@ class Clip(Check):
             ([(3, 1, 2)], 0.5, lambda length: 1.25 * length),
             ([(4, 2, 5), (1, 3, 2)], 3.0, lambda length: 0.85 * length),
             ([(2, 4, 1)], 1.5, lambda length: 0.0),
-            ([(3, 2, 4)], 0.5, lambda length: (1 - 1e-9) * length))]
+            ([(3, 2, 4)], 0.5, lambda length: (1 - 1e-9) * length),
+            ([(4, 1, 3), (2, 5, 2)], 2.0, lambda length: 0.5 * length, np.nan))]
 
     def truth(self, case):
         length = np.sqrt(np.sum(np.concatenate([p for rank in case for p in real(rank)]) ** 2))

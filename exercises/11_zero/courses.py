@@ -157,39 +157,3 @@ def last_of_its_size(case, ws):
 
 
 # ---------------------------------------------------------------- 11.3
-
-def real(rank):
-    return [part[:n] for part, n in zip(rank["parts"], rank["sizes"], strict=True)]
-
-
-def clipped(case, norm_of, factor=lambda norm, most: min(1.0, most / norm) if norm else 1.0):
-    """norm_of(rank): the norm that this rank goes by, and returns."""
-    norms = [norm_of(rank) for rank in range(len(case))]
-    return [{"norm": norm, "clipped": [p * factor(norm, inputs["max_norm"]) for p in real(inputs)]}
-            for norm, inputs in zip(norms, case, strict=True)]
-
-
-def squared(norm, most):
-    return most / norm if norm ** 2 > most else 1.0
-
-
-def with_a_margin(norm, most):
-    return most / norm if norm > most * (1 + 1e-6) else 1.0
-
-
-def elements(case):
-    return sum(p.size for rank in case for p in real(rank))
-
-
-def up_to_an_empty_one(case):
-    """The norm is right, and each rank scales its parts as far as the first that is empty."""
-    found = clipped(case, lambda rank: two_norm([p for other in case for p in real(other)]))
-    for answer, inputs in zip(found, case, strict=True):
-        if 0 in inputs["sizes"]:
-            first = inputs["sizes"].index(0)
-            answer["clipped"][first:] = real(inputs)[first:]
-    return found
-
-
-def two_norm(arrays):
-    return float(np.linalg.norm(np.concatenate([np.zeros(0), *arrays])))
