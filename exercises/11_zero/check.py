@@ -239,6 +239,11 @@ class Unit(Check):
                                  f"{must_send(case)} are enough: of each unit and step two all-gathers of the "
                                  "parameters and one reduce_scatter of the gradients",
                lambda case, got: not asked(case, got) or max(sent(case, got)) <= must_send(case)),
+        demand("right, but a unit still holds what earlier passes of forward were given: it needs x of the last one "
+               "alone, for backward", lambda case, got: not asked(case, got) or not any(g["xs held"] for g in got)),
+        demand("right, but after backward a unit still holds a cotangent: nobody needs it any more, and in a deep "
+               "network all of them together are as large as all activations",
+               lambda case, got: not asked(case, got) or not any(g["cts held"] for g in got)),
         demand(too_much, lambda case, got: asked(case, got) or max(keeps(got)) <= may_keep(case, 0)),
     ]
 

@@ -129,12 +129,16 @@ def Unit(learner, inputs, run):
         found["most"] = max(found["most"], len(comm.alive()))
     shards = [shard.copy() for shard in inputs["shards"]]
     units = [learner(comm, Layer(*shape, look), shard) for shape, shard in zip(inputs["shapes"], shards, strict=True)]
+    between = []        # what one unit has handed to another, step by step
     for x, ct in zip(inputs["xs"], inputs["cts"], strict=True):
+        between.append({"x": [], "ct": []})
         for unit in units:
+            between[-1]["x"].append(weakref.ref(x))
             x = unit.forward(x)
             found["alive"].append(len(comm.alive()))
             found["names"] += comm.names(unit)
         for unit in reversed(units):
+            between[-1]["ct"].append(weakref.ref(ct))
             ct = unit.backward(ct)
             found["alive"].append(len(comm.alive()))
         found["ys"].append(x)
@@ -142,6 +146,8 @@ def Unit(learner, inputs, run):
         found["grads"].append([grad_of(unit, shard).copy() for unit, shard in zip(units, shards, strict=True)])
         for unit, shard in zip(units, shards, strict=True):
             shard -= inputs["lr"] * unit.grad
+    found["xs held"] = sum(x() is not None for step in between[:-1] for x in step["x"][1:])
+    found["cts held"] = sum(ct() is not None for step in between for ct in step["ct"][1:])
     return found | {"shards": [shards]}
 
 
