@@ -31,8 +31,8 @@ class MultiHeadAttention(Module):
                 ops.scaled_dot_product_attention for what that costs
     sinks       whether each head has one, learned, 0 at first; the same there
     context     None, or who knows which positions x has, where it is a part of the sequence, and where the others' keys
-                are: positions(time) and, called (q, k, v, causal, scale, documents, window), attention; see
-                parallel/context_parallel.py
+                are: positions(time) and, called (q, k, v, causal, scale, documents, window, sinks= if there are some),
+                attention; see parallel/context_parallel.py
     scale       what scores are multiplied by, besides what rotary may add; None: 1/√(dim/heads)
     Sources: Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries); Jiang et al. 2023, "Mistral 7B" (windows);
     Henry et al. 2020, "Query-key normalization"; Qwen Team 2025, "Qwen3" (qk_norm as here).
@@ -95,6 +95,7 @@ class MultiHeadAttention(Module):
         return self._of_one_dtype(q, k, v)
 
     def _of_one_dtype(self, q, k, v):
+        """All in v's dtype."""
         if q.dtype != v.dtype:      # autocast's norms are of float32, which would be sent and kept
             q, k = ops.astype(q, v.dtype), ops.astype(k, v.dtype)
         return q, k, v
@@ -110,7 +111,8 @@ class MultiHeadAttention(Module):
                              "the state_dict into a model that is not divided")
 
     def weights(self, x):
-        """Where each position of x looks: (batch, heads, time, time), rows adding up to 1; to be looked at."""
+        """Where each position of x looks: (batch, heads, time, time), rows adding up to 1, with sinks to less; to
+        be looked at."""
         self._check_whole("weights")
         with no_grad():
             q, k, _ = self._queries_keys_values(x)

@@ -208,18 +208,17 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     documents  integers (batch, time), for self-attention: a position may look at those of its own number, which need
                not stand side by side. Source: Dubey et al. 2024, "The Llama 3 herd of models", 3.2
     window     a position sees those less than so many away only, itself among them: with is_causal t - window + 1 … t
-
     sinks      (heads,): a score of each head for what is no source, in the sum that weights are divided by, so that
                they come to less than 1 and a head may look away. Sources: Xiao et al. 2023, "Efficient streaming
                language models with attention sinks"; OpenAI 2025, "gpt-oss" (as here)
 
     What attn_mask, is_causal, documents and window forbid adds up (torch takes no attn_mask beside is_causal); a
-    position that may look at nothing gives 0, where torch has NaN. torch asks for enable_gqa=True before it groups
-    heads; here the shapes say it. Backward keeps the (batch, heads, time, sources) weights, with a narrow window those
-    of as many sources as some queries at a time may see (2·window - 1, causal and from FEWEST on; 4·window - 3 both
-    ways); on a GPU, without attn_mask, a kernel that makes them twice instead (kernels/flash_attention.py), and leaves
-    out blocks of which nothing is seen. With floats as attn_mask, a dropout_p or sinks it is a chain of ordinary ops,
-    on any device: all scores are made, whatever the window, and each op keeps its own.
+    position that may look at nothing gives 0. torch asks for enable_gqa=True before it groups heads; here the shapes
+    say it. Backward keeps the (batch, heads, time, sources) weights, with a narrow window those of as many sources as
+    some queries at a time may see (2·window - 1, causal and from FEWEST on; 4·window - 3 both ways); on a GPU, without
+    attn_mask, a kernel that makes them twice instead (kernels/flash_attention.py), and leaves out blocks of which
+    nothing is seen. With floats as attn_mask, a dropout_p or sinks it is a chain of ordinary ops, on any device: all
+    scores are made, whatever the window, and each op keeps its own.
     """
     query, key, value = floats(query), floats(key), floats(value)
     q, k, v = query.shape, key.shape, value.shape
@@ -232,8 +231,10 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
                         "torch")
     dropped = dropout_p if callable(dropout_p) else functools.partial(dropout, p=dropout_p) if dropout_p else None
     mask, bias = _mask_and_bias(attn_mask, query, (*q[:3], k[2]))
-    if sinks is not None and tuple(sinks.shape) != q[1:2]:
-        raise ValueError(f"attention: sinks {tuple(sinks.shape)} of {q[1]} heads: one score for each")
+    if sinks is not None:
+        if tuple(sinks.shape) != q[1:2]:
+            raise ValueError(f"attention: sinks {tuple(sinks.shape)} of {q[1]} heads: one score for each")
+        sinks = astype(sinks, query.dtype)
     if documents is not None:
         documents = numbered(documents, (q[0], q[2]))
         if q[2] != k[2]:
@@ -272,7 +273,7 @@ def _mask_and_bias(attn_mask, query, shape):
 def banded_attention(query, key, value, band, scale=None, mask=None, documents=None, bias=None, dropped=None,
                      sinks=None):
     """The same for any band, unchecked; documents: the queries' numbers and the sources', int64; bias: floats, added to
-    the scores; dropped: what drops weights."""
+    the scores; dropped: what drops weights; sinks: (heads,)."""
     scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
     if bias is not None or dropped is not None or sinks is not None:
         return _definition(query, key, value, mask, documents, band, scale, bias, dropped, sinks)
