@@ -40,6 +40,11 @@ def test_attention_maps(tmp_path):
     viz.attention_maps(np.full((3, 4, 4), 0.25), tmp_path / "a.png", "a b\n")
     viz.attention_maps(np.full((1, 16, 16), 1 / 16), tmp_path / "b.png")
     assert size(tmp_path / "a.png")[0] > 2 * size(tmp_path / "b.png")[0]
+    named = []
+    for sources in (None, "what it reads"[:9], "another text"[:9]):
+        viz.attention_maps(np.full((1, 4, 9), 1 / 9), tmp_path / "c.png", "abcdefghi", sources=sources)
+        named.append((tmp_path / "c.png").read_bytes())
+    assert len(set(named)) == 3
 
 
 def test_text_surprise(tmp_path):

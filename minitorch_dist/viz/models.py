@@ -61,9 +61,10 @@ def filters(weight, path, most=64):
         figure.suptitle(title, x=0.01, ha="left", fontsize=11)
 
 
-def attention_maps(weights, path, labels=None, title=""):
+def attention_maps(weights, path, labels=None, title="", sources=None):
     """Where each position looks: weights (heads, time, sources), rows adding up to 1; `labels` names the positions
-    (a string of as many characters, or a list), `title` stands before the number of the first head."""
+    (a string of as many characters, or a list), `sources` what they look at, where that is another sequence; `title`
+    stands before the number of the first head."""
     weights = host_values(weights)
     if weights.ndim != 3:
         raise ValueError(f"attention_maps: weights of shape {weights.shape}; expected (heads, time, sources)")
@@ -74,9 +75,9 @@ def attention_maps(weights, path, labels=None, title=""):
             axes.set_title(f"{title}, head {head}" if title and not head else f"head {head}", fontsize=10)
             axes.set_xlabel("looks at")
             if labels is not None:
-                names = ["␣" if c == " " else "⏎" if c == "\n" else c for c in labels]
-                axes.set_xticks(range(image.shape[1]), names[:image.shape[1]], fontsize=7)
-                axes.set_yticks(range(image.shape[0]), names[:image.shape[0]], fontsize=7)
+                for n, ticks, names in ((image.shape[1], axes.set_xticks, labels if sources is None else sources),
+                                        (image.shape[0], axes.set_yticks, labels)):
+                    ticks(range(n), ["␣" if c == " " else "⏎" if c == "\n" else c for c in names[:n]], fontsize=7)
         grid[0].set_ylabel("position")
         figure.colorbar(shown, ax=grid, shrink=0.7, label="weight")
 
