@@ -217,7 +217,7 @@ class Softmax(Check):
         found = []
         for rows, columns, step, shift, apart, unit in (
                 (5, 7, 7, 0, 2, 1), (3, 16, 16, 0, 2, 1), (4, 33, 40, 0, 2, 1), (3, 5, 8, -130, 2, 1),
-                (3, 6, 6, 120, 2, 1), (2, 1, 1, 3, 2, 1), (3, 4, 4, -200, 200, 1), (2, 1100, 1100, 0, 1, 1),
+                (3, 6, 6, 120, 2, 1), (2, 1, 1, 3, 2, 1), (3, 4, 4, -200, 200, 1), (2, 9000, 9000, 0, 1, 1),
                 (3, 6, 6, -200, 2, 1e36),       # far below whatever padding one may think of
                 (4, 6, -8, 0, 2, 1)):
             x = unit * (rng.standard_normal((rows, columns)) * 3 + shift + apart * np.arange(rows)[:, None])
@@ -320,6 +320,9 @@ class FusedAdam(Check):
                "written once; what was just stored is still in a register",
                lambda case, got: got["bytes_read"] + got["bytes_written"] <= len(case["grads"]) * (
                    28 * case["p"].size + 32 * (case["p"].size // case["settings"]["block"] + len(case["ends"])))),
+        demand(lambda case, got: f"right, but a program has {got['lanes']} lanes, and works on no more than "
+                                 f"{case['settings']['block']} elements, which is `block`: the others wait",
+               lambda case, got: got["lanes"] <= case["settings"]["block"]),
         *BY_KERNELS,
     ]
 
