@@ -259,11 +259,11 @@ def unnamed(case, got):
 
 class Attention(Check):
     exercise = "16.3"
-    tolerance = 1e-8      # weights of scores in the thousands may be a little off, and are multiplied by large keys
+    tolerance = 1e-8      # weights of large scores may be a little off, and are multiplied by large keys
     signatures = [
         when("nan where scores are in the thousands: exp overflows, or a whole row vanishes. Subtract the greatest "
-             "score of each row first, that row's own",
-             lambda case, got: far(case) > 100 and nan(got)),
+             "score of each row first, that row's own, and of those that may be seen",
+             lambda case, got: far(case) > 20 and nan(got)),
         when("nan, and not only where scores are large: the softmax goes over numbers that are all -inf. A position "
              "sees itself as well, np.tri(time) without a k, and the softmax goes along the last axis, over what one "
              "position sees", lambda case, got: steps(case) and nan(got)),
@@ -278,8 +278,8 @@ class Attention(Check):
         *[when(text, ys_are(forward(**mistake))) for text, mistake in FORWARD],
         gives("the gradients by the biases are means over the rows; they are sums",
               worlds.means_of_rows(worlds.attention, "qkv_bias", "out_bias")),
-        when("wrong only where scores are in the thousands, some of them far below 0: what may not be seen must lie "
-             "below all of them, -np.inf", lambda case, got: far(case) > 100),
+        when("wrong only where scores are in the tens of thousands, some of them far below 0: what may not be seen "
+             "must lie below all of them, -np.inf", lambda case, got: far(case) > 20),
         when("y of one forward is gone after the next: each gives an array of its own", overwritten),
         when("y is right, and the gradients by out and out_bias; wrong is what lies behind. dy times outᵀ is [time, "
              "own heads · size], and attend_backward wants the heads first, as attend; what it gives goes the same way "
@@ -299,12 +299,16 @@ class Attention(Check):
         def array(*shape):
             return rng.standard_normal(shape)
         found = []      # times: None where the layer can't be made; () where only its params are looked at
-        for dim, heads, size, times, level in ((5, 6, 6, (4, 4, 3), 0), (7, 12, 6, (5,), 600),
-                                               (3, ranks + 1, 2, None, 0), (4, 6, 5, (), 0)):
+        for dim, heads, size, times, level, unit in (
+                (5, 6, 6, (4, 4, 3), 0, 1), (7, 12, 6, (5,), 12000, 1), (7, 6, 4, (5,), 0, 60),
+                (3, ranks + 1, 2, None, 0, 1), (4, 6, 5, (), 0, 1)):
             inner = heads * size
             bias = array(3 * inner)
             bias[inner:2 * inner] += level      # of the keys: scores become large, and their differences don't
-            whole = {"qkv": 1.5 * array(dim, 3 * inner) / dim ** 0.5, "qkv_bias": bias,
+            qkv = 1.5 * array(dim, 3 * inner) / dim ** 0.5
+            qkv[:, :2 * inner] *= unit          # of queries and keys: the differences become large as well
+            bias[:2 * inner] *= unit
+            whole = {"qkv": qkv, "qkv_bias": bias,
                      "out": array(inner, dim) / inner ** 0.5, "out_bias": 1 + array(dim)}
             passes = {} if times is None else {name: [array(n, dim) for n in times] for name in ("xs", "dys")}
             found.append([{"whole": whole, "heads": heads, **passes}] * ranks)

@@ -12,8 +12,8 @@ def attend(q, k, v):
 
     q, k, v  [heads, time, size]
 
-    Position t sees the positions 0 … t. Scores are divided by √size, and may still be in the thousands. The weights of
-    a position add up to 1.
+    Position t sees the positions 0 … t. Scores are divided by √size, and may still be in the tens of thousands, of
+    either sign. The weights of a position add up to 1.
     """
     # begin with the scores of all pairs of positions, [heads, time, time]; np.tri(time) says which ones may be seen
     time, size = q.shape[1:]

@@ -1,4 +1,4 @@
-# 16.3: wrong only where scores are in the thousands
+# 16.3: wrong only where scores are in the tens of thousands
 import numpy as np
 
 
