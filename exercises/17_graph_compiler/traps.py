@@ -15,6 +15,11 @@ PASSES = {
     "the same twice": ("p = exp(a); q = exp(a); r = sum(p, 1); s = sum(q, 1); t = mul(r, s)", "t s p", 3,
                        "in “the same twice” exp is done on a twice, and then the sum of each: once p stands for q, the "
                        "sums are the same too. Replace a node's inputs before looking it up"),
+    "everything twice": ("; ".join(f"{x} = {op}; {y} = {op}" for x, y, op in zip(
+        "klmnopqrstu", "KLMNOPQRSTU", ("transpose(a)", "matmul(b, k)", "max(a, 0)", "greater(a, b)", "tanh(b)",
+                                       "sqrt(b)", "neg(b)", "add(a, b)", "sub(a, b)", "mul(a, b)", "div(a, b)"),
+        strict=True)), " ".join("klmnopqrstuKLMNOPQRSTU"), 11,
+        "of “everything twice” some op is still done twice: whatever op it is, of the same inputs it gives the same"),
     "two orders": ("p = sub(a, b); q = sub(b, a); r = div(p, q); s = div(q, p)", "r p s", 4, ""),
     "two axes": ("p = sum(a, 0); q = sum(a, 1); r = max(a, 1); s = add(p, q); t = mul(r, s)", "t", 5, ""),
     "two arguments": ("p = exp(a); q = exp(b); r = sub(p, q)", "r", 3, ""),
