@@ -343,6 +343,8 @@ class MixedAdam(Check):
         when("arrays of one shape have one m or v for all: each has its own", masters.one_shape),
         when("m or v, or both, are float16: g² of a gradient below 0.0002 is 0 there, and the step is divided by eps",
              lambda case, got: got["halves"] > 0 or masters.moments_in_16(case, got)),
+        when("params below 2⁻¹⁴ are flushed to 0: float16 has smaller numbers, the subnormal ones, down to 2⁻²⁴",
+             lambda case, got: max(got["apart"]) > 0 and masters.flushed(got)),
         when("params aren't masters in 16 bits: they go a way of their own. After each step they are rounded anew",
              lambda case, got: max(got["apart"]) > 0),
         when("the first optimizers are right, and not the last one, whose arrays have the shapes that the first one's "

@@ -19,6 +19,7 @@ def cases(rng):
             draw(rng, [(6,), (2, 1, 3)], [65536.0] * 8, size=2e-6, lr=0.03, eps=1e-6),
             draw(rng, [(3, 5)], [1024.0, 1024.0, 2048.0, 2048.0, 1024.0, 256.0, 512.0], size=1e-2, lr=0.02, eps=1e-3),
             draw(rng, [(3,), (3,)], [512.0] * 4, size=1e-3, lr=0.02, eps=1e-6),
+            draw(rng, [(7,), (3, 2)], [1024.0] * 3, size=1e-3, values=2e-5, lr=1e-6, eps=1e-6),
             resting(draw(rng, [(4,), (2, 2)], [2.5, 1.5, 1.5, 3.5, 2.5], size=1e-2, lr=0.02, eps=1e-2)),
             draw(rng, AGAIN, [512.0] * 6, size=3e-6, lr=0.02, eps=1e-6)]
 
@@ -32,6 +33,12 @@ def resting(case):
 def one_shape(case, got):
     """Whether all arrays have one shape, of several."""
     return len(case["values"]) > 1 and len({v.shape for v in case["values"]}) == 1
+
+
+def flushed(got):
+    """Whether params are 0 wherever they aren't what masters are in 16 bits."""
+    return all(not p[p != half(m)].any() for of_step in zip(got["params"], got["masters"], strict=True)
+               for p, m in zip(*of_step, strict=True))
 
 
 def again(case, got):
