@@ -332,6 +332,8 @@ SIGNATURES = [
           "token gets depends on all later ones; asked for is the tokens' order", likeliest_first),
     chooses("slots are counted from 1; the first in a queue has nobody before it",
             line=lambda expert, experts: queue(expert, experts) + 1),
+    *(chooses("the choices of an expert are counted in 8 bits: its queue may be longer than these can count",
+              line=lambda expert, experts, bits=bits: queue(expert, experts).astype(bits)) for bits in ("u1", "i1")),
     chooses("slot is the place in one line of all choices: each expert has a queue of its own", line=number_in_line),
     chooses("slot is how many choose the same expert, before and after: only those before count", line=others),
 

@@ -25,7 +25,8 @@ SIZES = [                   # tokens, experts, k, and how the logits are
     (5, 3, 3, {"ties": True}), (12, 4, 1, {"ties": True}),
     (20, 40, 2, {"ties": True}), (6, 4, 2, {"level": 900.0}), (6, 4, 1, {"level": -900.0}), (0, 4, 2, {}),
     (8, 5, 2, {"ties": True, "slope": 1e-12}),
-    (6, 4, 2, {"level": -1e10})]      # below whatever finite number one may think of
+    (6, 4, 2, {"level": -1e10}),      # below whatever finite number one may think of
+    (600, 2, 1, {})]                  # a queue that is longer than 8 bits can count
 CAPACITIES = [(10, 4, 2, 1.25), (7, 3, 1, 1.0), (12, 4, 2, 1.5), (5, 2, 2, 2.0), (6, 4, 1, 0.5), (9, 8, 2, 0.75),
               (13, 4, 3, 1.25), (0, 4, 2, 1.25), (2049, 2048, 1, 1.0)]
 
@@ -42,7 +43,7 @@ def cases(rng):
     noisy = draw(rng, 7, 5, 2)["logits"], np.argsort(rng.random((7, 5)), axis=1)[:, :2]
     found.append(dict(zip(("what", "logits", "expert"), ("probabilities", *noisy), strict=True)))
     for (tokens, experts, k, capacity) in ((9, 4, 2, 3), (8, 3, 1, 2), (6, 5, 3, 4), (7, 3, 2, 7), (0, 3, 2, 2),
-                                           (5, 2, 1, 9)):
+                                           (5, 2, 1, 9), (600, 2, 1, 320)):
         expert = choices(**draw(rng, tokens, experts, k, slope=0.6))
         found.append({"what": "rows_of", "expert": expert, "slot": queue(expert, experts), "experts": experts,
                       "capacity": capacity})
