@@ -15,8 +15,8 @@ class Writer:
     """Writes states beside the training, by write(step, state), which may take long and may raise.
 
     At most one write is under way, and states are written in the order in which they were saved. Whatever a write
-    raises comes out once: of the next save, which then saves nothing, or of wait, whichever is first. After that the
-    Writer can be used again.
+    raises, SystemExit too, comes out once: of the next save, which then saves nothing, or of wait, whichever is first.
+    After that the Writer can be used again.
     """
 
     def __init__(self, write):

@@ -7,6 +7,8 @@ from exercises.frame import demand, gives, when
 from . import training
 
 NAMES = ("w", "b", "w.m", "scale")
+# In the second row is whatever a note may lose of a dtype: the sign, the bytes' order, floats of 16 bits
+DTYPES = ("<i8", "<f4", "<f8", "<f4"), ("u1", ">f4", "i1", "<f2")
 
 
 # ---------------------------------------------------------------- cases
@@ -28,11 +30,10 @@ def questions(rng):
 
 
 def travel(rng, number, writers, readers, harm):
-    """Arrays of three dtypes, cut somewhere by those who write, elsewhere by those who read."""
+    """Arrays of several dtypes, cut somewhere by those who write, elsewhere by those who read."""
     sizes = {"scale": 1} | {name: int(rng.integers(18, 30)) for name in NAMES[:3]}
-    arrays = {name: rng.normal(0, 1, size).astype(dtype) for (name, size), dtype in
-              zip(sizes.items(), (np.int64, np.float32, np.float64, np.float32), strict=True)}
-    arrays["scale"] += 3
+    arrays = {name: values(rng, size, np.dtype(dtype)) for (name, size), dtype in
+              zip(sizes.items(), DTYPES[number == 1], strict=True)}
     case = {"what": "travel", "number": number, "arrays": arrays, "harm": harm, "hurt": writers - 1,
             "writers": intervals(rng, sizes, writers), "readers": intervals(rng, sizes, readers)}
     if harm is None:
@@ -44,6 +45,13 @@ def travel(rng, number, writers, readers, harm):
         case["readers"][0] += [["w.v", 0, 3]] * (harm == "unknown")
         case["readers"] += [case["writers"][-1]] * (harm == "silent")
     return case
+
+
+def values(rng, size, dtype):
+    """Of an integer dtype numbers from all of its range, with sign and without."""
+    if dtype.kind == "f":
+        return (rng.normal(0, 1, size) + 3 * (size == 1)).astype(dtype)
+    return rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, size, dtype.newbyteorder("=")).astype(dtype)
 
 
 def intervals(rng, sizes, ranks, last=0):
@@ -190,16 +198,23 @@ def in_one_dtype(dtype):
     return lambda one, name, start, stop: one["arrays"][name][start:stop].astype(dtype)
 
 
+def in_native_order(one, name, start, stop):
+    """The bytes, read in the order that this machine's own arrays have."""
+    part = one["arrays"][name][start:stop]
+    return part.view(part.dtype.newbyteorder("="))
+
+
 def wrong_dtype(case, got):
+    """Whether some dtype isn't that which was written. The order of bytes is free: np.concatenate makes it native."""
     one = case[0]
     return one["what"] == "travel" and any(
-        np.asarray(array).dtype != one["arrays"][name].dtype
+        np.asarray(array).dtype.newbyteorder("=") != one["arrays"][name].dtype.newbyteorder("=")
         for rank in got for j, read in rank["read"].items()
         for array, (name, _, _) in zip(read, one["readers"][int(j)], strict=True))
 
 
-WRONG_DTYPE = ("an array comes back in another dtype than it was written in: the notes must say it, and each array has "
-               "its own")
+WRONG_DTYPE = ("an array comes back in another dtype than it was written in: the notes must say it, with its sign, and "
+               "each array has its own")
 SIGNATURES = [
     c("stop is the last element: it is the one behind it",
       change=lambda found, one: [[n, a, b - 1] for n, a, b in found]),
@@ -224,6 +239,8 @@ SIGNATURES = [
     when(lambda case, got: "nothing is missing and nothing too short, and still: "
          f"{next(text for rank in got for text in rank['raised'].values())}. Is a place in the whole array taken for "
          "one in the file?", lambda case, got: any(rank["raised"] for rank in got)),
+    gives("the order of an array's bytes is lost: of '<f4' and of '>f4' dtype.name is float32, and dtype.str tells "
+          "them apart", lambda case: travels(case, in_native_order)),
     t("the place in the file is counted in elements, not in bytes", begin=lambda at, lo, first, size: at + lo - first),
     t("each piece is read from the file's beginning: several lie behind one another, and the note must say where",
       begin=lambda at, lo, first, size: (lo - first) * size),

@@ -34,7 +34,8 @@ def save(folder, rank, pieces):
     """Write this rank's file, and return its note: whatever load will want to know; of lists, dicts, numbers and
     strings only, since all notes are put into one file of JSON.
 
-    pieces  [(name, start, stop, array)]: the elements start to stop of an array, 1-d; dtypes differ. It may be empty
+    pieces  [(name, start, stop, array)]: the elements start to stop of an array, 1-d; dtypes differ, and so do orders
+            of bytes ("<f4", ">f4"). It may be empty
     """
     raise NotImplementedError("begin with the bytes of all pieces, one behind the other (array.tobytes()). At which "
                               "byte of the file does each begin?")

@@ -7,19 +7,19 @@ import numpy as np
 from exercises.frame import demand, gives, when
 
 STEPS, KILLS = 60, (7, 13, 20, 28, 41)      # 5 steps are an epoch; two make an update
-SIZES = ((20, 3), (20, 6))
+SIZES, MANY = ((20, 3), (20, 6)), 280
 BATCH, PATIENCE, LARGEST = 4, 1, 60.0
 RARE = ("good", "bad", "rate", "best", "scale", "updates")      # the rarest first: then most draws are told soon
 
 
 def cases(rng):
-    """Two runs in which whatever is forgotten shows."""
+    """Two runs in which whatever is forgotten shows, and one of more samples than 8 bits can count."""
     found = []
     for samples, features in SIZES:
         while not telling(case := draw(rng, samples, features)):
             pass
         found.append(case)
-    return found
+    return [found[0], draw(rng, MANY, 2), found[1]]
 
 
 def draw(rng, samples, features):
@@ -29,8 +29,8 @@ def draw(rng, samples, features):
 
 
 def telling(case):
-    """Whether the rare events happen, epochs that are no better and updates that are left out; and whether bad,
-    forgotten, shows at a kill at which best, forgotten, would look different."""
+    """Whether the rare events happen, epochs that are no better and updates that are left out; and whether bad and
+    good, forgotten, show at a kill at which best and scale, forgotten, would look different."""
     right = run(case)["ends"]
     shown = {}
     for name in RARE:
@@ -38,8 +38,8 @@ def telling(case):
         shown[name] = {kill: end for kill, end in ends.items() if not np.array_equal(end, right[kill])}
         if not shown[name]:
             return False
-    return any(kill not in shown["best"] or not np.array_equal(end, shown["best"][kill])
-               for kill, end in shown["bad"].items())
+    return all(any(kill not in shown[other] or not np.array_equal(end, shown[other][kill])
+                   for kill, end in shown[one].items()) for one, other in (("bad", "best"), ("good", "scale")))
 
 
 # ---------------------------------------------------------------- the run
@@ -167,6 +167,10 @@ def by_steps(divisor):
     return lambda case, kill, s: s | {"updates": kill // divisor}
 
 
+def in_bits(dtype):
+    return lambda case, kill, s: s | {"order": s["order"].astype(dtype)}
+
+
 def flushed(case, kill, s):
     if s["batches"]:
         update(s)
@@ -267,6 +271,8 @@ SIGNATURES = [
       seeded("shuffler")),
     g("the streams are made anew from their seeds: their states are wanted, not where they began",
       seeded("dropout", "shuffler")),
+    *(g("the order is kept in 8 bits, and there may be more samples than these can count", in_bits(bits))
+      for bits in ("u1", "i1")),
     when(lambda case, got: f"nearly: {parts(case, got)}. To the last bit is asked for: is an array kept in float32, or "
          "a number as text with too few digits?", lambda case, got: all(
              np.isclose(curve[0], truth(case)["whole"][int(kill)], rtol=1e-4)

@@ -76,7 +76,7 @@ class Slow:
             raised = ""
         except NotImplementedError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raised = f"{type(error).__name__}: {error}"
         self.note(f"{what} raises {raised}" if raised else f"{what} returns")
         return raised

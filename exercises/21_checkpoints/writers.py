@@ -7,6 +7,7 @@ from exercises.frame import demand
 FULL = "{}: step {}: the disk is full"
 SCRIPTS = {     # {step: what its write raises}, what is called, what it raises, which steps are written
     "of the next save": ({1: "OSError"}, [1, 2, 3, "wait"], ["", 1, "", ""], [3]),
+    "of wait, which is no Exception": ({1: "SystemExit"}, [1, "wait", 2, "wait"], ["", 1, "", ""], [2]),
     "of wait": ({1: "MemoryError"}, [1, "wait", "wait", 2, "wait"], ["", 1, "", "", ""], [2]),
     "of two": ({1: "OSError", 3: "OSError"}, [1, 2, 3, 4, 5, "wait"], ["", 1, "", 3, "", ""], [5]),
 }
@@ -14,9 +15,9 @@ SAVES = 4
 
 
 def state(rng):
-    return {"w": rng.normal(0, 1, (3, 2)), "step": 7,
+    return {"w": rng.normal(0, 1, (3, 2)).astype(np.float32), "step": 7,
             "adam": {"m": rng.normal(0, 1, 5), "updates": 3,
-                     "more": [rng.normal(0, 1, 4), 0.5, {"slow": rng.normal(0, 1, 4)}]}}
+                     "more": [rng.integers(0, 99, 4), 0.5, {"slow": rng.normal(0, 1, 4)}]}}
 
 
 def cases(rng):
@@ -51,6 +52,8 @@ def changed(case, got):
                   "adam.more[0]": (there["adam"]["more"][0], before["adam"]["more"][0]),
                   "adam.more[2].slow": (there["adam"]["more"][2]["slow"], before["adam"]["more"][2]["slow"])}
         found = [name for name, (now, then) in values.items() if not np.array_equal(now, then)]
+        found += [f"{name}, which is {now.dtype} and was {then.dtype}" for name, (now, then) in values.items()
+                  if np.asarray(now).dtype != then.dtype]
         return (found + ["step"] * (there["step"] != before["step"])
                 + ["adam.more"] * (len(there["adam"]["more"]) != len(before["adam"]["more"]))
                 + ["adam.updates"] * (there["adam"]["updates"] != before["adam"]["updates"]))

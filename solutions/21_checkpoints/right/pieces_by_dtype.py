@@ -21,7 +21,7 @@ def save(folder, rank, pieces):
     order = sorted(pieces, key=lambda piece: (-piece[3].dtype.itemsize, piece[0]))
     file, note, data = f"{rank:05d}.bin", [], b""
     for name, start, stop, array in order:
-        note.append([name, start, stop, array.dtype.name, file, len(data)])
+        note.append([name, start, stop, array.dtype.str, file, len(data)])
         data = data + array.tobytes()
     folder.write(file, data)
     return note

@@ -14,7 +14,7 @@ class Writer:
             step, state = self.work.get()
             try:
                 self.write(step, state)
-            except Exception as error:
+            except BaseException as error:
                 self.errors.append(error)
             self.work.task_done()
 
