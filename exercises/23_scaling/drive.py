@@ -131,6 +131,14 @@ def changed(inputs, given):
     return [name for name, value in given.items() if not np.array_equal(value, inputs[name])]
 
 
+def drawn(file, law, compute):
+    """The best model and its tokens, for the picture; nan of a law that is none, as a wrong fit may have it."""
+    try:
+        return [math.nan if isinstance(x, complex) else float(x) for x in file.optimal(law, compute)]   # α + β below 0
+    except ArithmeticError:
+        return [math.nan, math.nan]
+
+
 def fit(learner, inputs, run):
     """Each of the file's functions with its arguments; of a fit what it expects of larger runs, too."""
     file, what = run.module, inputs["what"]
@@ -147,6 +155,5 @@ def fit(learner, inputs, run):
     with np.errstate(all="ignore"):
         law = file.Law(*map(float, learner(inputs["n"].copy(), inputs["d"].copy(), inputs["losses"].copy())))
         large = file.loss(law, inputs["large n"], inputs["large d"])
-        best = [[math.nan if isinstance(x, complex) else float(x) for x in file.optimal(law, c)]    # α + β below 0
-                for c in inputs["budgets"]]
+        best = [drawn(file, law, c) for c in inputs["budgets"]]
     return {"fit": list(law), "large": np.array(large, float), "best": best}

@@ -9,9 +9,11 @@ DELTA = 1e-3
 NAMES = "E", "A", "B", "alpha", "beta"
 HOFFMANN = [1.69, 406.4, 410.7, 0.34, 0.28]      # Hoffmann et al. 2022, section D.3
 BUDGETS = [10.0 ** k for k in range(18, 26)]
-# For which only the second start of STARTS finds the deepest valley, and for which that one doesn't: so that no start
-# alone is enough
-VALLEYS = [0.588, 28.4, 377.0, 0.271, 0.744], [1.085, 12290.0, 23.93, 0.506, 0.535]
+# For each of STARTS the law of runs whose deepest valley that one alone finds, so that none may be left out. Where a
+# start leads hangs on where the runs are: theirs are always drawn with the seed 0
+VALLEYS = ([0.756, 84.17, 107.5, 0.579, 0.84], [0.949, 49940.0, 12.42, 0.787, 0.659],
+           [2.098, 988.8, 540.1, 0.153, 0.616], [1.115, 4006.0, 146.1, 0.724, 0.699],
+           [1.688, 3893.0, 408.7, 0.552, 0.749], [1.284, 26.26, 298.7, 0.877, 0.37])
 FAR = 0.03          # of the loss, that large runs may be from what they are expected to be
 
 
@@ -59,8 +61,8 @@ def cases(rng):
     large = {"large n": np.array([1e10, 7e10, 3e11]), "large d": np.array([2e11, 1.4e12, 6e12]), "budgets": BUDGETS}
     drawn, other = ({"what": "fit", "law": law, "noise": noise} | large | runs(rng, law, noise, wrong)
                     for law, noise, wrong in ((drawn_law(rng), 0.0, ()), (HOFFMANN, 0.001, (1.08, 1.15))))
-    valleys = [{"what": "fit", "law": law, "noise": 0.0} | large | runs(rng, law, 0.0, off=(0.99, 1.01))
-               for law in VALLEYS]
+    valleys = [{"what": "fit", "law": law, "noise": 0.0} | large | runs(np.random.default_rng(0), law, 0.0,
+                                                                        off=(0.99, 1.01)) for law in VALLEYS]
     return [*found, drawn, other, *valleys]
 
 

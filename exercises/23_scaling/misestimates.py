@@ -86,6 +86,13 @@ class Zero(Averages):
         return math.nan if self.trace == self.square == 0 else self.trace / self.square if self.square > 0 else 0.0
 
 
+class Nan(Averages):
+    """nan wherever |G|² is 0."""
+
+    def scale(self):
+        return math.nan if self.square == 0 else of_averages(self.trace, self.square)
+
+
 class Size(Averages):
     def scale(self):
         return ratio(self.trace, abs(self.square))
@@ -274,6 +281,7 @@ SIGNATURES = [
     a("where the average of |G|² isn't above 0, B_simple is inf: nothing can be told from noise yet", BelowZero),
     a("where the average of |G|² isn't above 0, B_simple is inf, not 0: the noise is all there is", Zero),
     a("where the average of |G|² isn't above 0, B_simple is inf: below 0 it isn't a size", Size),
+    a("where the average of |G|² is 0, B_simple is inf: it is nan before any step alone", Nan),
     a("the wrong way round: B_simple is tr(Σ)/|G|²", Inverse),
     a("divided by |G|, not by |G|²", Root),
     a("estimates of |G|² below 0 are taken for 0: then the average is too large. Noise must go both ways to cancel",
