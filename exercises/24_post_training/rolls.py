@@ -8,6 +8,9 @@ from exercises.frame import demand, gives, when
 
 # ---------------------------------------------------------------- cases
 
+COLD = 0.004        # a temperature at which exp(logits / temperature) overflows
+
+
 def rollout(rng, ranks, questions, time, vocabulary, ending=0.0, **how):
     """The same on all ranks. ending: by how much more likely `end` is, in logits."""
     tables = [rng.normal(0, 1.2, (rows, vocabulary)) for rows in (vocabulary, vocabulary, 13)]
@@ -25,9 +28,11 @@ def rollout(rng, ranks, questions, time, vocabulary, ending=0.0, **how):
 def cases(rng, ranks):
     shares = [[questions, size] for questions, size in ((7, 3), (8, 4), (2, 4), (5, 1), (11, 4), (0, 2))]
     found = [[{"what": "share", "of": shares}] * ranks]
-    for temperature in (1.0, 0.5, 3.0):
+    for temperature in (1.0, 0.5, 3.0, COLD):
         logits, noise = rng.normal(0, 2, (9, 6)), rng.gumbel(size=(9, 6))
         logits[0, :2], noise[0, :2] = (5.0, 5.0 + 1e-8), 8.0      # in float32 they are equal
+        if temperature == COLD:
+            logits[1] = np.arange(3, 9)                           # exp of each is inf, the last is drawn
         found.append([{"what": "draw", "logits": logits, "noise": noise, "temperature": temperature}] * ranks)
     seeds = iter(rng.permutation(900).tolist())
     found.append(rollout(rng, ranks, 5, 3, 7, group=3, count=5, end=2, seed=next(seeds), step=next(seeds)))
@@ -52,6 +57,13 @@ def shared(questions, rank, size):
     """[first, behind the last], by what np.array_split does."""
     sizes = [len(part) for part in np.array_split(np.arange(questions), size)]
     return [sum(sizes[:rank]), sum(sizes[:rank + 1])]
+
+
+def probabilities(x, less):
+    """Softmax; less: how many times the greatest is taken away before exp."""
+    with np.errstate(all="ignore"):
+        exps = np.exp(x - less * x.max(1, keepdims=True))
+        return exps / exps.sum(1, keepdims=True)
 
 
 def drawn(logits, noise, temperature):
@@ -246,8 +258,9 @@ SIGNATURES = [
     g("draw: the likeliest, without noise: all answers of a group would be the same", draw=lambda logits, noise, t:
       logits.argmax(1)),
     g("draw: the noise is taken away: its long tail is above", draw=lambda logits, noise, t: drawn(logits, -noise, t)),
-    g("draw: the noise is added to the probabilities: to logits / temperature", draw=lambda logits, noise, t: (np.exp(
-        logits / t) / np.exp(logits / t).sum(1, keepdims=True) + noise).argmax(1)),
+    *(g("draw: the noise is added to the probabilities: to logits / temperature",
+        draw=lambda logits, noise, t, less=less: (probabilities(logits / t, less) + noise).argmax(1))
+      for less in (0, 1)),
     g("draw: in float32, to which 5 and 5 + 1e-8 are the same: the first of the two is taken, not the greater",
       draw=lambda logits, noise, t: (logits / t + noise).astype(np.float32).argmax(1)),
     g("draw: the noise alone decides", draw=lambda logits, noise, t: noise.argmax(1)),
@@ -300,6 +313,8 @@ SIGNATURES = [
     g("mean: divided by the number of questions: of answers", mean=by_questions),
     g("mean: divided by the number of ranks: of answers", mean=by_rank_count),
     g("mean: divided by this rank's answers times the ranks: they have different numbers of them", mean=over_rank_rows),
+    when("draw: wrong only at a low temperature, where exp(logits / temperature) is inf: the trick needs no exp",
+         lambda case, got: case[0].get("temperature") == COLD),
 ]
 
 
