@@ -275,11 +275,11 @@ class Attention(Check):
               between(worlds.attention, {"last": True})),
         *[gives(OF_THE_CLASS, of_another(worlds.attention, *names))
           for names in (("whole", "heads"), ("whole",), ("heads",))],
+        when("wrong only where scores are in the tens of thousands, some of them far below 0: what may not be seen "
+             "must lie below all of them, -np.inf", lambda case, got: far(case) > 20),
         *[when(text, ys_are(forward(**mistake))) for text, mistake in FORWARD],
         gives("the gradients by the biases are means over the rows; they are sums",
               worlds.means_of_rows(worlds.attention, "qkv_bias", "out_bias")),
-        when("wrong only where scores are in the tens of thousands, some of them far below 0: what may not be seen "
-             "must lie below all of them, -np.inf", lambda case, got: far(case) > 20),
         when("y of one forward is gone after the next: each gives an array of its own", overwritten),
         when("y is right, and the gradients by out and out_bias; wrong is what lies behind. dy times outᵀ is [time, "
              "own heads · size], and attend_backward wants the heads first, as attend; what it gives goes the same way "
@@ -299,12 +299,13 @@ class Attention(Check):
         def array(*shape):
             return rng.standard_normal(shape)
         found = []      # times: None where the layer can't be made; () where only its params are looked at
-        for dim, heads, size, times, level, unit in (
-                (5, 6, 6, (4, 4, 3), 0, 1), (7, 12, 6, (5,), 12000, 1), (7, 6, 4, (5,), 0, 60),
+        for dim, heads, size, times, far, unit in (
+                (5, 6, 6, (4, 4, 3), 0, 1), (7, 12, 6, (5,), 1, 1), (7, 6, 4, (5,), 0, 60),
                 (3, ranks + 1, 2, None, 0, 1), (4, 6, 5, (), 0, 1)):
             inner = heads * size
             bias = array(3 * inner)
-            bias[inner:2 * inner] += level      # of the keys: scores become large, and their differences don't
+            bias[:inner] -= 40 * far            # of the queries
+            bias[inner:2 * inner] += 300 * far  # of the keys: scores are some -29,000, and not far apart
             qkv = 1.5 * array(dim, 3 * inner) / dim ** 0.5
             qkv[:, :2 * inner] *= unit          # of queries and keys: the differences become large as well
             bias[:2 * inner] *= unit
