@@ -147,8 +147,8 @@ FUSE = {
                                                    "in the loop uses it, so it may be ready at the end only"),
     "other widths": ("p = exp(a); q = exp(b)", [A, D], "p q", 2, ""),
     "other widths, a maximum": ("p = exp(a); q = max(b, 1)", [A, D], "p q", 2, ""),
-    "a column maximum": ("p = tanh(a); q = max(p, 0)", [A], "p q", 1, "“a column maximum” is one loop: a max over axis 0 "
-                         "walks over its operand, as a sum does"),
+    "a column maximum": ("p = tanh(a); q = max(p, 0)", [A], "p q", 1,
+                         "“a column maximum” is one loop: a max over axis 0 walks over its operand, as a sum does"),
     "a row beside": ("p = exp(b); q = mul(a, p)", [A, B], "q", 2, ""),
     "a column first": ("p = exp(b); q = mul(a, p)", [A, (6, 1)], "q", 1,
                        "“a column first” is one loop: an op on one number per row may come before those on all of it"),
