@@ -32,7 +32,7 @@ def advantages(rewards, group):
 def clipped(log_probs, old, a, low, high):
     """(losses, slopes) of -min(ρ A, clip(ρ, 1 - low, 1 + high) A): arrays of the shape of log_probs. All float64.
 
-    log_probs, old  (answers, time): of the tokens, now and when they were drawn
+    log_probs, old  (answers, time): of the tokens, now and when they were drawn; they may be so low that exp is 0
     a               (answers,): the answers' advantages
     """
     raise NotImplementedError("begin with ρ. For which ρ has min chosen the clipped one, if A > 0, and if A < 0? What"
