@@ -150,6 +150,14 @@ def of_own_chunk(value):
     return outputs
 
 
+def cut_elsewhere(case):
+    """The right walk, of chunks that np.array_split has cut: where N doesn't divide the length, at other places."""
+    arrays = np.array([rank["x"] for rank in case])
+    have = np.concatenate([np.array(walk(list(piece), p, np.add, second=None)).reshape(piece.shape) for p, piece in
+                           enumerate(np.array_split(arrays, len(case), axis=1))], axis=1)
+    return of_own_chunk(lambda x, rank, n: have[rank])(case)
+
+
 def too_early(case, got):
     if min(len(rank.calls) for rank in got) < 2 * (len(case) - 1):
         return "the part of the rank on which the chunk set out is missing: one step too few"
@@ -184,6 +192,8 @@ class ReduceScatter(Check):
               of_own_chunk(lambda x, rank, n: x[rank] + x[(rank + 1) % n])),
         gives("the result is the mean: {ranks}.000 times too small. A sum was asked for",
               of_own_chunk(lambda x, rank, n: sum(x) / n)),
+        gives("x is cut at other places than chunks() cuts it, as np.array_split does: chunk 1 of 4 of 19 elements "
+              "begins with the fifth, not with the sixth", cut_elsewhere),
     ]
     demands = [
         waited,

@@ -256,6 +256,8 @@ class RunSchedule(Check):
         demand("right, but what forward has kept is never let go: after the backward of its micro-batch nobody needs "
                "it, and 1F1B is there to hold little",
                lambda case, got: all(used <= 1 for rank in got for _, _, _, used, _ in rank["events"])),
+        demand("right, but the list `steps`, or `batch`, isn't what it was: they are the caller's, who runs the next "
+               "batch by the same schedule", lambda case, got: all(rank["lists kept"] for rank in got)),
         demand("right, but with more messages than needed: one per micro-batch to each neighbour, and one from it",
                lambda case, got: all(len(rank.calls) == 2 * micro(case) * neighbours(case, r)
                                      for r, rank in enumerate(got))),

@@ -93,10 +93,13 @@ def half_squares(y, labels):
 
 def run_schedule(learner, inputs, run):
     stage = Stage(inputs["weight"], inputs["bias"], run.comm.rank == run.comm.size - 1)
-    batch = list(zip(inputs["inputs"], inputs["labels"], strict=True))
-    mean = learner(run.comm, [(kind, k) for kind, k in inputs["steps"]], stage, batch, half_squares)
+    steps, batch = [tuple(step) for step in inputs["steps"]], list(zip(inputs["inputs"], inputs["labels"], strict=True))
+    given = steps.copy(), batch.copy()
+    mean = learner(run.comm, steps, stage, batch, half_squares)
+    kept = [len(mine) == len(one) and all(map(operator.is_, mine, one)) for mine, one in zip((steps, batch), given,
+                                                                                            strict=True)]
     return {"mean_loss": mean, "grads": stage.stepped[-1] if stage.stepped else None,
-            "optimizer_steps": len(stage.stepped), "events": stage.events,
+            "optimizer_steps": len(stage.stepped), "events": stage.events, "lists kept": all(kept),
             "inputs": inputs["inputs"], "labels": inputs["labels"]}
 
 
