@@ -47,12 +47,20 @@ def unconnected(case, got):
                for name, slope in slopes.items())
 
 
+def nearly(case, got):
+    """The numbers are right, and of the derivatives only the first digits are."""
+    return all(np.isclose(got["values"][text], value, rtol=1e-12) and
+               all(np.isclose(got["local"][text][name], slope, rtol=1e-3, atol=1e-3) for name, slope in slopes.items())
+               for text, (value, slopes) in local_derivatives(**case).items())
+
+
 def operand_changed(case, got):
     return any(got["operands"][name] != case[name] for name in "ab")
 
 
 class Value(Check):
     exercise = "01.1"
+    tolerance = 1e-12       # of 1 − t² at 3 a digit less is right; of a difference quotient 11 are, at the most
     signatures = [
         when("an operation changes one of its operands: a.data or b.data is another number afterwards, and whatever "
              "uses it next is wrong. Every operation makes a new Value", operand_changed),
@@ -84,6 +92,8 @@ class Value(Check):
             lambda a, b, n: {"a": a}, lambda a, b, n: {"a": 1.0}, lambda a, b, n: {"a": a * math.exp(a)})],
         gives("the power rule doesn't hold for exp: it is its own derivative",
               mistaken(exp=lambda a, b, n: {"a": a * math.exp(a - 1)})),
+        when("the derivatives are right to some digits only, as a difference quotient is, (f(a + h) − f(a − h)) / 2h. "
+             "The formula, which is as short, is right to all of them", nearly),
         when("a result doesn't know one of its operands, and the derivative by it comes out as 0: what is made of "
              "other.data is a plain number, a constant. The parents are Values", unconnected),
     ]
@@ -91,7 +101,7 @@ class Value(Check):
     def cases(self, rng, ranks):
         found = [{"a": float(sign * rng.uniform(0.4, 1.6)), "b": float(rng.uniform(0.5, 2.5) * other), "n": n}
                  for sign, other, n in ((1, 1, 3), (-1, 1, 5), (1, -1, -2), (-1, -1, 4))]
-        return [*found, {"a": float(rng.uniform(3, 4)), "b": 0.7, "n": 1.5}, {"a": 0.0, "b": found[0]["b"], "n": 2}]
+        return [*found, {"a": float(rng.uniform(3, 3.4)), "b": 0.7, "n": 1.5}, {"a": 0.0, "b": found[0]["b"], "n": 2}]
 
     def truth(self, case):
         return mistaken()(case)
@@ -136,6 +146,8 @@ class Order(Check):
                lambda case, got: len(got["order"]) == 1 or got["order"][0] != len(case["parents"]) - 1),
         demand("a node comes before one of its parents. It looks right in a chain; it goes wrong where a short and a "
                "long way lead to the same node", parents_first),
+        demand("right, but by recursion, with Python's limit raised: that limit is there because the stack isn't made "
+               "for it. A list that is used as a stack has no limit", lambda case, got: not got["deeper"]),
     ]
 
     def cases(self, rng, ranks):
@@ -230,6 +242,19 @@ def shared(case, got):
     return alike and all(first[i] == first[j] for i, j in alike)
 
 
+def after_calls(case):
+    """The gradients after each of drive.py's calls."""
+    last, second = len(case["leaves"]) + len(case["program"]) - 1, case["second"]
+    first, other = forward_derivatives(case, last), forward_derivatives(case, second)
+    return {"grads": first, "again": first, "second": other + first[second + 1:], "twice": [2 * g for g in first]}
+
+
+def only_the_other_result(case, got):
+    """Whether all calls but the last leave what they should."""
+    return all(np.allclose(got[name], grads, rtol=1e-8, atol=0) for name, grads in after_calls(case).items()
+               if name != "twice")
+
+
 def first_is_right(case, got):
     return np.allclose(got["grads"], forward_derivatives(case, len(got["values"]) - 1), rtol=1e-8, atol=0)
 
@@ -274,6 +299,9 @@ class Backward(Check):
              lambda case, got: case["second"] == 0 and got["second"][0] == 0),
         when("two nodes that hold the same number share one gradient: they are two, and each has a .grad of its own",
              shared),
+        when("stale gradients: backward of another result, which shares nodes with the first, finds what that one has "
+             "left. Whatever root's own .grad was, all others begin at 0",
+             only_the_other_result),
         when("the first call is right and a later one isn't: it found the graph changed. Set .grad alone; .parents and "
              ".local are needed again", first_is_right),
     ]
@@ -293,10 +321,7 @@ class Backward(Check):
                  "second": 0}]
 
     def truth(self, case):
-        values = evaluate(case)[0]
-        last, second = len(values) - 1, case["second"]
-        first, other = forward_derivatives(case, last), forward_derivatives(case, second)
-        return {"values": values, "grads": first, "again": first, "second": other + first[second + 1:]}
+        return {"values": evaluate(case)[0], **after_calls(case)}
 
     def picture(self, runs, path):
         case, got = runs[1][0]

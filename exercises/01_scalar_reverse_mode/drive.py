@@ -1,5 +1,6 @@
 """How the answers of this chapter are called."""
 
+import sys
 from collections.abc import Sequence
 
 EXPRESSIONS = {
@@ -47,17 +48,19 @@ class Node:
 
 
 def order(learner, inputs, run):
-    """The names of the nodes in the orders that two calls returned, whether these are lists or the like, and the
-    numbers of every node's parents afterwards.
+    """The names of the nodes in the orders that two calls returned, whether these are lists or the like, whether
+    Python's limit of recursion was raised, and the numbers of every node's parents afterwards.
 
     parents[i]: the numbers of node i's parents
     """
     nodes = []
     for name, parents in enumerate(inputs["parents"]):
         nodes.append(Node(name, (nodes[i] for i in parents)))
+    limit = sys.getrecursionlimit()
     orders = [learner(nodes[-1]) for _ in range(2)]
     first, again = ([getattr(node, "name", repr(node)) for node in found] for found in orders)
     return {"order": first, "again": again, "listed": all(isinstance(found, Sequence) for found in orders),
+            "deeper": sys.getrecursionlimit() > limit,
             "graph": [[parent.name for parent in node.parents] for node in nodes]}
 
 
@@ -66,7 +69,8 @@ OPERATIONS = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambd
 
 
 def backward(learner, inputs, run):
-    """All nodes' gradients: of the last node, of it again, and then of the node `second`; and in which orders."""
+    """All nodes' gradients: of the last node, of it again, and then of the node `second`; and in which orders. Then of
+    what is made now, of twice the last node."""
     value, order = run.earlier["Value"], run.earlier["order"]
     nodes = [value(x) for x in inputs["leaves"]]
     for op, *which in inputs["program"]:
@@ -77,4 +81,5 @@ def backward(learner, inputs, run):
         learner(root, order)
         outputs[name] = [node.grad for node in nodes]
         outputs["orders"].append([number[node] for node in order(root) if node in number])
-    return outputs | {"values": [node.data for node in nodes]}
+    learner(nodes[-1] + nodes[-1], order)
+    return outputs | {"values": [node.data for node in nodes], "twice": [node.grad for node in nodes]}
