@@ -1,10 +1,14 @@
 """FlatBuffer: values and gradients of many tensors as views of two arrays."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 import minitorch_dist as mt
+from minitorch_dist import nn, optim
 from minitorch_dist.flat import ALIGN, BLOCK, FlatBuffer, flat_buffers, layout, round_up
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard
 from tests.device.fake_cupy import installed
 
 SHAPES = [(3, 5), (), (17,), (0, 4), (1,), (2, 3, 4), (61, 71)]
@@ -242,3 +246,22 @@ def test_a_tensor_that_was_given_another_array_is_noticed():
         flat.collect(fill_missing=False)
     FlatBuffer(tensors)         # where it lives now
     flat.collect(fill_missing=False)
+
+
+@pytest.mark.parametrize("wrap", [lambda m: m, DistributedDataParallel, fully_shard, partial(fully_shard, stage=1)],
+                         ids=["plain", "DDP", "ZeRO 3", "ZeRO 1"])
+def test_who_keeps_a_gradient_keeps_its_numbers(wrap):
+    """As in torch, where zero_grad() lets go of it: gradients of two losses can be compared."""
+    model, x = nn.Linear(3, 1, dtype=np.float64), mt.tensor(np.ones((2, 3)))
+    model = wrap(model)
+    optimizer = optim.SGD(model.parameters(), 0.0)
+    mt.sum(model(x) * 2.0).backward()
+    kept = [p.grad for p in model.parameters()]
+    place = kept[0].data
+    for factor in (5.0, 7.0):
+        optimizer.zero_grad()
+        optimizer.step()            # which zeroes the places of gradients that aren't there
+        mt.sum(model(x) * factor).backward()
+        assert {value for g in kept for value in g.numpy().flat} == {4.0}
+        assert {value for p in model.parameters() for value in p.grad.numpy().flat} == {2 * factor}
+    assert next(iter(model.parameters())).grad.data is place     # only who keeps one pays for a copy

@@ -117,7 +117,8 @@ class Tensor(Traced):
 
     @property
     def grad(self):
-        """The accumulated gradient, a Tensor of the same shape and dtype, or None."""
+        """The accumulated gradient, a Tensor of the same shape and dtype, or None. Who still has it when it is
+        forgotten keeps its numbers; on a GPU, and of a view by NumPy, only a copy does."""
         if recording.graph is not None:
             recording.graph.reached(self)
         try:
@@ -136,7 +137,20 @@ class Tensor(Traced):
                                  f"of shape {self.shape} and dtype {self.dtype} on {self.device}: they must be equal")
         elif (leaf := self.leaf) is not None and leaf.flat is not None:
             leaf.flat.forgotten.add(id(leaf))
-        self._grad = value
+        before, self._grad = getattr(self, "_grad", None), value
+        if before is not None and before is not value:
+            held = weakref.ref(before)
+            del before
+            if (kept := held()) is not None:    # by somebody else
+                self._leave(kept)
+
+    def _leave(self, grad):
+        """Copy a gradient that somebody keeps out of the flat buffer, where the next one is written. (On a GPU that
+        may be a CUDA graph, which wants it there.)"""
+        leaf = self.leaf
+        if leaf is not None and leaf.flat is not None and backend.on_host(grad.data) and xp.may_share_memory(
+                grad.data, leaf.flat.grads):
+            grad.data = grad.data.copy()
 
     def backward(self, gradient=None, retain_graph=False, create_graph=False):
         """Add d(self)/d(leaf) to `.grad` of every leaf below.
