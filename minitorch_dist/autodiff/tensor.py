@@ -118,7 +118,7 @@ class Tensor(Traced):
     @property
     def grad(self):
         """The accumulated gradient, a Tensor of the same shape and dtype, or None. Who still has it when it is
-        forgotten keeps its numbers; on a GPU, and of a view by NumPy, only a copy does."""
+        forgotten keeps its numbers; on a GPU, and of a view as numpy() or detach() give, only a copy does."""
         if recording.graph is not None:
             recording.graph.reached(self)
         try:
