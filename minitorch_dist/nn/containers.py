@@ -4,6 +4,8 @@ from contextlib import contextmanager, nullcontext
 
 from .module import Module
 
+AS_IT_IS = nullcontext()
+
 
 class ModuleList(Module):
     """Modules named 0, 1, 2, …, for a forward() around them to call."""
@@ -50,7 +52,7 @@ class Sequential(ModuleList):
 def called(layer, name):
     """Inside, the layer is called by this name. One that stands in several places has that of the last: its random
     numbers are each place's own, as in a pipeline, whose stages know their own places only."""
-    return nullcontext() if layer._name == name else _renamed(layer, name)
+    return AS_IT_IS if layer._name == name else _renamed(layer, name)
 
 
 @contextmanager
