@@ -36,6 +36,7 @@ def cases(rng):
     found.append({"what": "k3", "log_probs": reference + away, "reference": reference})
     found.append({"what": "clipped", "log_probs": LOW + old + 0.1 * away / FAR, "old": LOW + old,
                   "a": np.array([0.7, -1.3]), "low": 0.2, "high": 0.28})
+    found.append({"what": "k3", "log_probs": LOW + reference + 0.1 * away / FAR, "reference": LOW + reference})
     for shape in ((3, 4), (1, 2)):
         reference = -rng.gamma(2.0, 0.7, shape)
         found.append({"what": "k3", "log_probs": reference + rng.normal(0, 0.8, shape), "reference": reference})
@@ -244,9 +245,9 @@ NOT_QUITE_0 = ("advantages: nearly 0, where all rewards of a group are equal: th
 SIGNATURES = [
     when(lambda case, got: f"{', '.join(got['changed'])}: not what it was before the call; work on a copy",
          lambda case, got: got["changed"]),
-    when("clipped: nan where both log-probabilities are far below 0: exp(log_probs) / exp(old) is 0 / 0 there, and "
-         "exp(log_probs - old) is what it should be", lambda case, got: case["what"] == "clipped" and case[
-             "old"].max() < LOW / 2 and np.isnan(got["losses"]).any()),
+    when(lambda case, got: f"{case['what']}: nan where both log-probabilities are far below 0: a quotient of their "
+         "exponentials is 0 / 0 there, and exp of the difference is what it should be", lambda case, got: case[
+             "what"] in ("clipped", "k3") and case["log_probs"].max() < LOW / 2 and np.isnan(got["losses"]).any()),
     when("dpo: a margin of ±1000 has an exponential that overflows, or a logarithm of 0: log(1 + exp(x)) is to be had "
          "without (np.logaddexp)", infinite),
     t("the KL is in the loss, but not in the slopes", lambda gains, kl: (gains[0] + kl[0], gains[1])),
