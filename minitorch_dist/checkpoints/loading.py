@@ -28,7 +28,7 @@ def load(path, model, optimizer=None, comm=None, verify=True):
     path, (rank, ranks) = Path(path), (comm.rank, comm.size) if comm else (0, 1)
     check_ungathered(model)
     index = index_of(comm, path)
-    arrays, about = state_of(model, optimizer)
+    arrays, about = together(comm, lambda: state_of(model, optimizer))
     together(comm, lambda: check_fit(path, index, arrays, about))
     everybodys = gathered(comm, (set(arrays), about is not None))
     wanted, optimized = set().union(*(names for names, _ in everybodys)), any(has for _, has in everybodys)

@@ -29,7 +29,7 @@ def save(path, model, optimizer=None, facts=None, comm=None, async_op=False):
     """
     path, rank = Path(path), comm.rank if comm else 0
     partial = path.with_name(f".{path.name}.partial{of_group(comm)}")
-    arrays, about = state_of(model, optimizer)
+    arrays, about = together(comm, lambda: state_of(model, optimizer))
     facts = together(comm, lambda: savable(arrays, facts or {}))
     arrays = cut_alike(comm, arrays)
     buffers = {f"model.{name}" for name in buffer_names(model)}

@@ -117,6 +117,19 @@ def in_the_middle(path, way):
     return left, full_state_dict(run.model) if way.startswith("stage") else run.model.state_dict()
 
 
+def of_another_model(path):
+    """save() and load() where rank 1 alone has an optimizer of other parameters: the errors."""
+    run, found = Training("mlp", "data"), []
+    checkpoints.save(path, run.model, run.optimizer, None, run.world)
+    optimizer = run.optimizer if run.world.rank == 0 else optim.AdamW([p for p in mlp().parameters() if p.requires_grad])
+    for call, where in (checkpoints.save, f"{path}-never"), (checkpoints.load, path):
+        try:
+            call(where, run.model, optimizer, comm=run.world)
+        except ValueError as error:
+            found.append(str(error))
+    return found
+
+
 def inside_gathered(path):
     """load() where whole values are looked at."""
     run = Training("mlp", "stage 3")

@@ -53,6 +53,12 @@ def test_what_no_rank_knows_all_ranks_hear_of(tmp_path):
         assert "has optimizer.exp_avg.0.weight" in text and "which this model and optimizer don't" in text
 
 
+def test_one_rank_s_optimizer_of_another_model_all_ranks_hear_of(tmp_path):
+    for texts in crews.call(MISTAKES + "of_another_model", 2, args=(str(tmp_path / "a"),)):
+        assert len(texts) == 2 and all("updates a tensor that is no parameter of this model" in text for text in texts)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
 @pytest.mark.parametrize("way", ["data", "stage 1", "stage 3", "no_sync"])
 def test_loading_gives_up_the_step_under_way(tmp_path, way):
     wanted = cases.Training("mlp", "one").train(0, 4).model.state_dict()
