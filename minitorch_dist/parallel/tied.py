@@ -59,12 +59,12 @@ def apart(stages):
             owner, original, _ = first.setdefault(id(p), (number, name, p))
             if owner != number:
                 again[name] = original
-                _mark(p, Tie(original, False))
+                mark(p, Tie(original, False))
         if again:
             stage = _with_copies(stage, again)
             mine = dict(stage.named_parameters())
             for name, original in again.items():
-                _mark(mine[name], Tie(original, True))
+                mark(mine[name], Tie(original, True))
         found.append(stage)
     return found
 
@@ -77,7 +77,8 @@ def _with_copies(stage, names):
     return copy.deepcopy(stage, {id(each): each for each in kept})
 
 
-def _mark(p, tie):
+def mark(p, tie):
+    """Give a parameter, or a piece of one, its Tie; it stays frozen or trained."""
     if p.leaf is None:      # frozen from its beginning
         p.requires_grad_().requires_grad_(False)
     p.leaf.tied = tie

@@ -62,7 +62,7 @@ class TrainedUnit(Unit):
         for name, s, piece in zip(self.names, self.segments, self.pieces, strict=True):
             leaf = piece.requires_grad_().leaf
             leaf.part_of, leaf.over, leaf.part = s.tensor.leaf.part_of, self.over, s.tensor.leaf.part
-            leaf.piece_of, leaf.tied = name, s.tensor.leaf.tied
+            leaf.piece_of = name
         self.flat = Pieces(self.pieces, (self.part, sums))
         self.flat.unit = self
         self.reducing = None        # a Work that is under way

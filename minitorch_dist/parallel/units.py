@@ -21,6 +21,7 @@ from ..nn.absent import Absent, AbsentParameterError
 from .few_bits import decoded, encoded
 from .mixed_precision import AS_IT_IS
 from .places import Place, address
+from .tied import mark, tie_of
 
 
 class ShardedParameterError(AbsentParameterError):
@@ -114,6 +115,8 @@ class Unit:
             start, stop = (min(max(at - self.first, 0), self.share) for at in (s.start, s.stop))
             shape = (1,) * (len(s.tensor.shape) - 1) + (stop - start,) * (len(s.tensor.shape) > 0 or stop - start != 1)
             piece = Tensor(self.part[start:stop].reshape(shape))
+            if tie := tie_of(s.tensor):
+                mark(piece, tie)
             self.pieces.append(piece)
             self.found[id(piece)] = s, max(self.first - s.start, 0) if stop > start else 0
 

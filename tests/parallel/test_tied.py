@@ -70,6 +70,18 @@ def test_one_that_a_later_stage_does_not_use_keeps_its_bits():
         np.testing.assert_array_equal(copy_of_it, alone)
 
 
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("name", ["1f1b", "zb-v"])
+def test_a_frozen_one_is_one_too(tmp_path, name, stage):
+    """In whole states and checkpoints; stage 3 cuts it as it does what is trained."""
+    for wanted, together, read in crews.call(CASES + "frozen", 2, (str(tmp_path / "a"), name, stage)):
+        own = {key: value for key, value in wanted.items() if key[0] not in "589"}
+        assert set(together) == set(own) == {"0.weight", "0.bias", "3.weight", "3.bias"}
+        for key, value in wanted.items():
+            np.testing.assert_array_equal(read[key], value, err_msg=key)
+            np.testing.assert_array_equal(together.get(key, value), value, err_msg=key)
+
+
 def test_stages_have_tensors_of_their_own():
     model = tied("f8")
     before = {name: p.numpy().copy() for name, p in model.named_parameters(remove_duplicate=False)}

@@ -5,9 +5,9 @@ from contextlib import nullcontext
 import numpy as np
 
 import minitorch_dist as mt
-from minitorch_dist import comm, ledger, nn, optim
+from minitorch_dist import checkpoints, comm, ledger, nn, optim
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard
-from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
+from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential, full_state_dict
 from minitorch_dist.parallel.schedule_steps import Step
 from minitorch_dist.parallel.schedules import gpipe, one_forward_one_backward, placement_of, zb_h1, zb_v
 
@@ -130,6 +130,25 @@ def unused_behind():
         Pipeline([stage], ranks, zb_h1(ranks.size, 4)).run(batches(1)[0], loss_of, seed=1, step=0)
         found += [p.grad.numpy().copy() for p in stage.parameters()]
     return found
+
+
+def frozen(path, name, stage):
+    """A whole model's state, and what the stages make of it: full_state_dict, and a checkpoint that a whole model
+    reads. The first matrix, which stages share, is
+    frozen, and stages that train others are fully_shard's."""
+    world, placement = comm.world(), placement_of(SCHEDULES[name]())
+    whole, again = tied(np.float64), tied(np.float64)
+    whole[0].weight.requires_grad_(False)
+    wanted = {name: value.copy() for name, value in whole.state_dict().items()}
+    stages = cut_sequential(whole, sum(map(len, placement)), [2] * 6 + [3] * 4)
+    chunks = [fully_shard(chunk, comm.world_of_one(), stage) if any(p.requires_grad for p in chunk.parameters()) else
+              chunk for chunk in (stages[k] for k in placement[world.rank])]
+    checkpoints.save(path, chunks, comm=world)
+    with mt.no_grad():
+        for p in again.parameters():
+            p[...] = 0
+    checkpoints.load(path, again)
+    return wanted, full_state_dict(chunks, world), again.state_dict()
 
 
 class Idle(nn.Module):
