@@ -118,7 +118,8 @@ class Widths:
     constants: dict
 
     def groups(self, params, optimizer, lr, weight_decay=0.0):
-        """Groups for an optimizer, one per learning rate and weight decay.
+        """Groups for an optimizer, one per learning rate and weight decay: those of the whole model, some of them empty
+        where a pipeline's stage has none of theirs, so that checkpoints fit.
 
         params        a module of the same names, as it is cut or wrapped, or (name, tensor) pairs. Those that are
                       frozen are left out
@@ -131,20 +132,21 @@ class Widths:
         if optimizer not in LIKE:
             raise TypeError(f"mup: how rates of {getattr(optimizer, '__name__', optimizer)} go with the width isn't "
                             f"known: take {', '.join(each.__name__ for each in LIKE)}")
-        groups = {}
+        keys = {name: (width.factor(LIKE[optimizer]), weight_decay if len(width.shape) > 1 else 0.0)
+                for name, width in self.parameters.items()}
+        groups = {(factor, decay): {"params": [], "lr": lr * factor, "weight_decay": decay / factor}
+                  for factor, decay in keys.values()}
         for name, p in params.named_parameters() if hasattr(params, "named_parameters") else params:
             if not p.requires_grad:
                 continue
-            if name not in self.parameters:
+            if name not in keys:
                 raise ValueError(f"mup: scale() hasn't seen {name}, and knows {', '.join([*self.parameters][:4])} …: "
                                  "what was added since, as adapters are, wants an optimizer of its own")
-            width = self.parameters[name]
-            factor, decay = width.factor(LIKE[optimizer]), weight_decay if len(width.shape) > 1 else 0.0
+            factor, decay = keys[name]
             if decay and factor != 1 and optimizer in L2:
                 raise ValueError(f"mup: weight_decay={weight_decay} of {optimizer.__name__}, which is added to the "
                                  "gradient, means something else at each width: take AdamW")
-            groups.setdefault((factor, bool(decay)), {
-                "params": [], "lr": lr * factor, "weight_decay": decay / factor})["params"].append(p)
+            groups[keys[name]]["params"].append(p)
         return list(groups.values())
 
     def optimizer(self, optimizer, params, lr, weight_decay=0.0, **settings):

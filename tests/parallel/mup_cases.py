@@ -3,7 +3,7 @@
 import numpy as np
 
 import minitorch_dist as mt
-from minitorch_dist import comm, data, nn, optim, training
+from minitorch_dist import checkpoints, comm, data, nn, optim, training
 from minitorch_dist.optim import mup
 from minitorch_dist.parallel import DistributedDataParallel, annotate, fully_shard
 from minitorch_dist.parallel import full_state_dict as pieces_together
@@ -86,14 +86,19 @@ def exact(stage, name):
     return {name: value.tobytes() for name, value in state.items()}
 
 
-def pipelined(name):
-    """The same of a model of layers, cut into as many stages as there are ranks."""
+def pipelined(name, path, resume=False):
+    """The same of a model of layers, cut into as many stages as there are ranks. Half way a checkpoint is saved at
+    path, or read there."""
     world, (kind, lr) = comm.world(), OPTIMIZERS[name]
     model, widths = wide(layers)
     stage = cut_sequential(model, world.size, [1] * 4)[world.rank]
     pipeline = Pipeline([stage], world, one_forward_one_backward(world.size, 4))
     optimizer = widths.optimizer(kind, stage, lr, weight_decay=0.1)
     for step, batch in batches(0, 1):
+        if step == 1:
+            (checkpoints.load if resume else checkpoints.save)(path, [stage], optimizer, comm=world)
+        elif resume and not step:
+            continue
         optimizer.zero_grad()
         pipeline.run(batch, lambda y, labels: nn.cross_entropy(y, labels, reduction="sum"), seed=0, step=step,
                      units=LENGTH)
