@@ -19,6 +19,7 @@ import functools
 import sys
 import sysconfig
 from functools import partial
+from itertools import zip_longest
 from operator import is_
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
@@ -76,6 +77,39 @@ def named(look, where, i=None):
     if look in (of_container, of_objects):
         return f"a {type(where).__name__}" if i is None else f"an item of a {type(where).__name__}"
     return KINDS[look]
+
+
+def put_back(places):
+    """Let what stood there stand there again, in lists, dicts, sets, attributes and variables around a function."""
+    for look, where, kept in places:
+        if unchanged([Place(look, where, kept)]):
+            continue
+        if look is of_container and isinstance(where, list):
+            where[:] = kept
+        elif look is of_container and isinstance(where, dict):
+            half = len(kept) // 2
+            where.clear()
+            where.update(zip(kept[:half], kept[half:], strict=True))
+        elif look is of_container and isinstance(where, set):
+            where.clear()
+            where.update(kept)
+        elif look is of_module:     # attributes that are new stand last
+            _set_again(vars(where), list(vars(where)), kept)
+        elif look is of_names and isinstance(where[0], dict):
+            _set_again(*where, kept)
+        elif look is of_cells:
+            for cell, value in zip(where[0], kept, strict=True):
+                if value is not MISSING:
+                    cell.cell_contents = value
+
+
+def _set_again(table, names, kept):
+    """Let a table have these values under these names; names for which there is none have no value."""
+    for name, value in zip_longest(names, kept, fillvalue=MISSING):
+        if value is MISSING:
+            table.pop(name, None)
+        elif name is not MISSING:
+            table[name] = value
 
 
 def same(a, b):

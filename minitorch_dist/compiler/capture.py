@@ -15,12 +15,13 @@ from ..autodiff.ops.shape import Bundle
 from ..autodiff.primitive import OPS, mode
 from ..autodiff.tensor import Tensor, user_line
 from ..backend import DEVICE_ARRAYS, Placeholder, device_of, is_array, module_on
-from ..surroundings import surroundings
+from ..surroundings import put_back, surroundings, unchanged
 from .expressions import TYPES
 from .ir import Call, Node, Value, values_in
 from .rules import DEFINITIONS, WHOLE, WHOLE_WHERE, results_of
 
 WATCHED = 1 << 20       # bytes of an array from elsewhere that is looked at again when the function has ended
+CHANGES = "the function changes what it reads, which would be done once only"
 PLAIN_ARRAYS = (np.ndarray, np.memmap)      # others have operators of their own
 
 
@@ -202,7 +203,7 @@ class Capture:
         backend.recording.graph = self.outer
         self.modes.__exit__(None, None, None)
         # In this order: what the function has changed is put back in any case.
-        reasons = [self._put_back(), self._drawn(), self._written()]
+        reasons = [self._put_back(), self._drawn(), self._written(), self._changed()]
         if kind is None and any(reasons):
             raise Break(next(filter(None, reasons)))
 
@@ -221,6 +222,14 @@ class Capture:
         for set_to, state in drawn:
             set_to(state)
         return "the function draws from a generator of its own, not from the library's streams" if drawn else None
+
+    def _changed(self):
+        """Let what the function has set be what it was, for the run that counts: a count that goes up, a state that is
+        carried on, a cache that is filled at the first call, here with values of the graph."""
+        if unchanged(self.places):
+            return None
+        put_back(self.places)
+        return CHANGES
 
     def _written(self):
         buffers = {id(array) for _, _, array, _ in self.swapped}        # another thread may train with these

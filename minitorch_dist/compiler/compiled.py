@@ -18,13 +18,13 @@ from ..backend import device_of, is_array, module_on, recording
 from ..nn.module import Module
 from ..surroundings import PLAIN, described, is_module, unchanged
 from . import cc
-from .capture import Break, Capture
+from .capture import CHANGES, Break, Capture
 from .fusion import fused
 from .ir import Graph
 from .partition import partitioned
 from .passes import optimized
 from .program import Program
-from .recaptured import why
+from .recaptured import once_more
 
 CAPTURING = threading.RLock()       # a module's buffers are Symbols meanwhile
 PATIENCE = 10       # seconds to wait for another thread's capture
@@ -53,7 +53,8 @@ def compile(function, emit=None):
     warning. NumPy's functions are seen where they meet a value of the graph (which is no np.ndarray, if the function
     asks); what they make of other arrays alone is made once. What is not seen: containers other than lists, tuples,
     dicts and sets, and what globals() and getattr(x, "text") look up; pass such things as arguments. What a function
-    does before it breaks is done twice, that one time.
+    does before it breaks is done twice, that one time, but for what it sets of what it reads. Where that is a cache,
+    the next call of the kind finds it filled, and is captured.
 
     Inside of a transform (grad, jvp, …), of saved_tensors_hooks and of detect_anomaly a compiled function is the
     function itself; to have a derivative compiled, compile the transformed function. On the tape a call can be
@@ -83,6 +84,7 @@ class Compiled:
         self.name = f"compile({getattr(function, '__name__', type(function).__name__)})"
         self.variants, self.captures, self.breaks, self.emit = [], 0, Counter(), emit
         self.bound, self.kept = {}, {}      # of objects that have no room for it
+        self.changed, self.told = [], set()     # keys of calls that changed what is read; reasons that were told
 
     def __reduce__(self):
         place = sys.modules.get(getattr(self.function, "__module__", None))
@@ -130,10 +132,14 @@ class Compiled:
                 recorder.depends(variant.places, [where for where, *_ in variant.elsewhere])
             return variant(given)
         result = self.function(*args, **kwargs)     # an error of its own comes out here
-        self._used(variant)
-        if variant.broken not in self.breaks:
-            warnings.warn(f"{self.name} runs uncompiled: {variant.broken}", stacklevel=2)
         self.breaks[variant.broken] += 1
+        if variant.broken == CHANGES and key not in self.changed:       # it may have filled a cache: another try
+            self.changed = [key, *self.changed][:VARIANTS]
+            return result
+        self._used(variant)
+        if variant.broken not in self.told:
+            self.told.add(variant.broken)
+            warnings.warn(f"{self.name} runs uncompiled: {variant.broken}", stacklevel=2)
         return result
 
     def _used(self, variant):
@@ -144,10 +150,8 @@ class Compiled:
     def _captured(self, key):
         """It is about to be, once more."""
         self.captures += 1
-        if self.captures == VARIANTS + 1:
-            warnings.warn(f"{self.name} is captured once more after {VARIANTS} times, and keeps {VARIANTS} graphs; now "
-                          f"because {why(self.variants[0], key)}. Another shape takes another graph; another number "
-                          "takes none where it is a tensor among the arguments", stacklevel=3)
+        if self.captures == VARIANTS + 1 and self.variants:
+            warnings.warn(f"{self.name} is captured {once_more(VARIANTS, self.variants[0], key)}", stacklevel=3)
 
     def _variant(self, key, given, rebuild):
         devices = {device_of(lower(x)) for x in given if is_array(lower(x))} or {"cpu"}
@@ -164,9 +168,9 @@ class Compiled:
             self._check_emit(emit, device)
             return Variant(key, capture, self.function, given, rebuild, emit, insist=self.emit == "c")
         except Exception as error:
-            # What the function itself has changed meanwhile it would change at each call.
-            places = capture.places if unchanged(capture.places) else []
             reason = str(capture.broke or error)
+            # What the function itself has changed meanwhile it would change at each call.
+            places = capture.places if reason != CHANGES and unchanged(capture.places) else []
             return Broken(key, places, reason if isinstance(capture.broke or error, Break)
                           else f"while it was captured, {type(error).__name__}: {reason}")
 
@@ -280,8 +284,6 @@ class Variant:
             self.extra = [n for n in capture.wanting if n not in nodes]     # a second tensor of the same array
             nodes += self.extra
             self.reached = [reachable(o.node, stops) for o in self.traced]
-        if not unchanged(capture.places):
-            raise Break("the function changes what it reads, which would be done once only")
         found = {node: g.value for node, g in found.items()}
         self._finish([s.value for s, _ in arguments], nodes, forward, [c.value for c in cotangents], found)
 

@@ -4,6 +4,12 @@ from ..backend import as_dtype
 from ..surroundings import changed
 
 
+def once_more(times, before, key):
+    """The end of a warning: after so many times, the last of which made the variant `before`, a call has this key."""
+    return (f"once more after {times} times, and keeps {times} graphs; now because {why(before, key)}. Another shape "
+            "takes another graph; another number takes none where it is a tensor among the arguments")
+
+
 def why(before, key):
     """Of a variant of the same function, and the key of the call that it doesn't fit."""
     if before.key == key:
