@@ -70,6 +70,7 @@ def checkpoint(f, save=()):
 
     checkpointed.__name__, checkpointed.__doc__ = getattr(f, "__name__", "checkpointed"), f.__doc__
     checkpointed.__wrapped__ = f    # whose parameters inspect.signature tells
+    checkpointed.by_position = getattr(f, "by_position", False)     # nn/decoding.py
     return checkpointed
 
 

@@ -56,8 +56,8 @@ def uncacheable(model):
     """Why a model's tokens can't be read one after another: a text; None where they can.
 
     Every module must be known to work on each position by itself: its forward and its hooks are marked by by_position,
-    and nobody has put another forward in its place. Of those that are, a mixture must have room for all that its tokens
-    choose, and a part of a model that is cut must have whole sequences.
+    and nobody has put another forward in its place (a mt.checkpoint of it is none). Of those that are, a mixture must
+    have room for all that its tokens choose, and a part of a model that is cut must have whole sequences.
     """
     for path, m in model.named_modules():
         name = f"{path or 'the model'}, of class {type(m).__name__}"

@@ -127,8 +127,7 @@ def joined(y):
 
 def parted(x):
     """The pair again of what `joined` has made one tensor; of no rows there is no loss, and the sum of none is 0."""
-    aux = x[..., -1]
-    return x[..., :-1], aux[(0,) * aux.ndim] if aux.size else ops.sum(aux)
+    return x[..., :-1], x[(0,) * (x.ndim - 1) + (-1,)] if x.shape[0] else ops.sum(x[..., -1])
 
 
 class OneTensor(Module):

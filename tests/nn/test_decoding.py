@@ -365,6 +365,18 @@ def test_what_cannot_be_read_token_by_token(kind):
     np.testing.assert_array_equal(model.generate(tokens, 5, 0), model.generate(tokens, 5, 0, cache=False))
 
 
+def test_checkpoints_of_blocks_are_read_token_by_token():
+    """They do what the blocks do; of another forward a checkpoint is another forward, too."""
+    model, tokens = gpt(), tokens_of(2, 5)
+    wanted = model.generate(tokens, 4, 0, cache=False)
+    for block in model.blocks:
+        block.forward = mt.checkpoint(block.forward)
+    np.testing.assert_array_equal(model.generate(tokens, 4, 0, cache=True), wanted)
+    model.norm.forward = mt.checkpoint(lambda x: x)
+    with pytest.raises(ValueError, match="norm, of class .* is not known"):
+        KeyValueCache(model)
+
+
 def test_more_than_its_length():
     cache = KeyValueCache(model := gpt().eval())
     cache.read(tokens_of(2, 8))
