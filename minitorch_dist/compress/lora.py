@@ -88,9 +88,12 @@ class Adapter:
         a = stream.uniform(-1 / math.sqrt(inside), 1 / math.sqrt(inside), (self.rank, inside)).astype(like.dtype)
         return to_device_of(a, like), to_device_of(xp.zeros((out, self.rank), like.dtype), like)
 
-    def product(self, layer, x, a, b):
-        """(…, in) -> (…, out): what the layer adds, of its dropout and these A and B."""
-        x = x if layer.lora_dropout is None else layer.lora_dropout(x)
+    def product(self, layer, x, a, b, shape=None):
+        """(…, in) -> (…, out): what the layer adds, of its dropout and these A and B. shape: that of x as sequences,
+        (batch, time, in), which dropout is of, where x is their rows; None: x is as it was."""
+        if layer.lora_dropout is not None:
+            x = layer.lora_dropout(x) if shape is None else ops.reshape(
+                layer.lora_dropout(ops.reshape(x, shape)), x.shape)
         return ops.linear(self.scale * ops.linear(x, a), b)
 
     def __str__(self):
@@ -152,7 +155,7 @@ class AdaptedPart:
     layer   a ColumnParallelLinear or RowParallelLinear, which gets this rank's part of A or B, and all of the other
     """
 
-    by_position = True
+    by_position = by_sequence = True
 
     def __init__(self, layer, adapter, path):
         self.layer, self.adapter, self.axis = layer, adapter, layer.parts["weight"][0]
@@ -171,11 +174,11 @@ class AdaptedPart:
         if adapter.dropout and axis:
             of_part(layer.lora_dropout, features=(indices, extent))
 
-    def __call__(self, x, weight, bias=None):
+    def __call__(self, x, weight, bias=None, shape=None):
         layer, comm, y = self.layer, self.layer.comm, ops.linear(x, weight, bias)
         a, b = layer.lora_A, layer.lora_B
         a, b = (copy_to(a, comm), b) if self.axis == 0 else (a, copy_to(b, comm))
-        return y + self.adapter.product(layer, x, a, b)
+        return y + self.adapter.product(layer, x, a, b, shape)
 
     def __repr__(self):
         return str(self.adapter)

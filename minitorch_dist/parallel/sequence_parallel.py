@@ -73,15 +73,17 @@ def linear(x, weight, bias, comm, regather, product=ops.linear):
     """ops.linear of all ranks' parts of a sequence, (batch, time/t, in) -> (batch, time, out).
 
     regather  keep this rank's part alone for backward, and gather the others' once more there
-    product   in ops.linear's place: product(x, weight, bias), which saves a matrix x as it is
+    product   in ops.linear's place: product(x, weight, bias), which saves a matrix x as it is; one with a `by_sequence`
+              that is true is told the sequences' shape, whose positions are the rows of x where they are one matrix
     """
     check_axes("gather_sequence", x)
     if not regather:
         return product(gather_sequence(x, comm), weight, bias)
-    rows = _rows(x, comm)
+    rows, shape = _rows(x, comm), (x.shape[0], comm.size * x.shape[TIME], x.shape[-1])
+    told = {"shape": shape} if getattr(product, "by_sequence", False) else {}
     with saved_tensors_hooks(*_keeping(x, rows, comm)):
-        y = product(rows, weight, bias)
-    return ops.reshape(y, (x.shape[0], comm.size * x.shape[TIME], y.shape[-1]))
+        y = product(rows, weight, bias, **told)
+    return ops.reshape(y, (*shape[:2], y.shape[-1]))
 
 
 def _rows(x, comm):

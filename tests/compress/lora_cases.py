@@ -182,6 +182,28 @@ def parts():
     return found, said
 
 
+def of_sequences(kind):
+    """Gradients of the whole of a batch, with dropout: of a GPT that is cut with this sequence_parallel and has parts
+    of the sequences, and of one that isn't."""
+    mesh, found, tokens = comm.DeviceMesh(cp=2, tp=-1), [], np.random.default_rng(6).integers(0, 9, (3, 8))
+    for divided in (True, False):
+        mt.manual_seed(2)
+        gpt, whole = (nn.GPT(9, 8, layers=1, heads=2, dim=8, dtype=np.float64) for _ in range(2))
+        if divided:
+            tp.parallelize_module(context_parallel(gpt, mesh["cp"]), mesh["tp"], tp.plan_of(gpt), kind)
+        lora.add(gpt, RANK, 5, 0.4)
+        tp.load_full_state_dict(gpt, moved(lora.add(whole, RANK, 5)).state_dict())
+        gpt = DistributedDataParallel(gpt, mesh["cp"] if divided else comm.world_of_one())
+        inputs, targets = (cut_sequence(x, mesh["cp"]) if divided else x for x in (tokens, tokens[:, ::-1]))
+        with backend.random_scope(SEED, 1, 5, (1, 4)):
+            gpt(inputs, targets=targets).sum().backward()
+        with mt.no_grad():
+            for p in lora.parameters(gpt):
+                p[...] = p.grad
+        found.append(tp.full_state_dict(gpt))
+    return found
+
+
 # ---------------------------------------------------------------- checkpoints
 
 def one_step(m, optimizer, number):

@@ -111,6 +111,15 @@ def test_parts_are_the_whole_and_send_no_more_activations(n):
             assert words in text
 
 
+@pytest.mark.parametrize("kind", [False, True, "regather"])
+def test_dropout_beside_sequence_parallelism_is_one_process_s(kind):
+    """And context parallelism: of sequences that are gathered again for backward, as one matrix, too."""
+    for divided, whole in crews.call(CASES + "of_sequences", 4, (kind,)):
+        moved = [name for name in whole if "lora" in name and np.abs(whole[name]).max() > 1e-4]
+        assert len(moved) == 8
+        compare(divided, whole)
+
+
 # ---------------------------------------------------------------- checkpoints
 
 def test_saved_by_one_form_and_gone_on_by_another(tmp_path):
