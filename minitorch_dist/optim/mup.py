@@ -139,6 +139,7 @@ class Widths:
         for name, p in params.named_parameters() if hasattr(params, "named_parameters") else params:
             if not p.requires_grad:
                 continue
+            name = name if p.leaf.tied is None else p.leaf.tied.name    # of a stage's copy: in the whole model
             if name not in keys:
                 raise ValueError(f"mup: scale() hasn't seen {name}, and knows {', '.join([*self.parameters][:4])} …: "
                                  "what was added since, as adapters are, wants an optimizer of its own")

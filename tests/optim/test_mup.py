@@ -10,6 +10,7 @@ from minitorch_dist import nn, optim
 from minitorch_dist.compress import lora
 from minitorch_dist.optim import mup
 from minitorch_dist.parallel import DistributedDataParallel
+from minitorch_dist.parallel.pipeline import cut_sequential
 from tests.crews import crews, threads
 from tests.parallel import mup_cases
 
@@ -235,6 +236,21 @@ def test_one_curve_in_stages(tmp_path):
         assert found.keys() == wanted.keys()
         for key, value in found.items():
             np.testing.assert_allclose(value, wanted[key], rtol=0, atol=1e-10, err_msg=key)
+
+
+def test_a_stage_s_copy_of_a_shared_matrix_has_its_rate():
+    def made(width):
+        first = nn.Linear(width, width, bias=False)
+        return nn.Sequential(nn.Linear(3, width), first, nn.Tanh(), nn.Sequential(first), nn.Linear(width, 2))
+    model = made(8)
+    widths = mup.scale(model, made(2))
+    _, stage = cut_sequential(model, 2, [1, 1, 3, 1, 1])
+    (copied, *_), rates = stage.parameters(), {name: {} for name in ("whole", "stage")}
+    for name, params in ("whole", model), ("stage", stage):
+        for group in widths.groups(params, optim.AdamW, 0.5):
+            rates[name] |= {id(p): group["lr"] for p in group["params"]}
+    assert id(copied) not in rates["whole"]
+    assert rates["stage"][id(copied)] == rates["whole"][id(model[1].weight)] == 0.125
 
 
 def test_weight_decay_per_step_is_bases():
