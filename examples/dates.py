@@ -192,7 +192,7 @@ def train(args, world):
             percent = evaluated(network, *held_back, world)
             progress.say(f"epoch {epoch + 1} of {args.epochs}: loss {loss:.4f}, {percent:.1f} % of the dates right, "
                          f"{run.speed:,.0f} lines/s")
-    return network, run.finish(network, **settings, test_accuracy=percent), *held_back
+    return network, run.finish(network, data="dates", **settings, test_accuracy=percent), *held_back
 
 
 def evaluated(network, lines, dates, world):
