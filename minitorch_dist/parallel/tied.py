@@ -8,10 +8,13 @@
 Copies that begin alike and are stepped alike stay alike. What counts parameters once (norms, checkpoints) takes the
 first. Sent are 2 (n - 1)/n times the gradient's bytes for n ranks, once a step; a copy costs what a parameter does. In
 exact mode, where the order of all sums is that of one process, gradients travel micro-batch by micro-batch (Chains).
+One that no stage has used has no gradient, as in one process. The sums say so themselves, without a further message:
+UNUSED + UNUSED is UNUSED, and UNUSED + g is g.
 Source: Megatron-LM, whose first and last stage share the word embeddings so.
 """
 
 import copy
+import math
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import NamedTuple
@@ -22,8 +25,10 @@ from ..autodiff.primitive import lower
 from ..autodiff.reverse import add_hook
 from ..autodiff.tensor import Tensor
 from ..autodiff.writes import wrote
-from ..backend import module_of, to, xp, zeros_like
+from ..backend import device_of, module_of, to, xp, zeros
 from .wrapping import ReducingModule
+
+UNUSED = -0.0       # in the place of a gradient. Those that there are have 0.0 added: no element of theirs is -0.0
 
 
 class Tie(NamedTuple):
@@ -146,23 +151,29 @@ class Ties:
                     p.grad = None
 
     def add_up(self):
-        """When a batch's gradients are there: to all that share a parameter the sum of theirs; in exact mode, that of
-        the first stage, which has it. Inside of no_sync() each wrapper adds up its own stage's, until the batch whose
-        backward reduces them. Collective."""
+        """When a batch's gradients are there: to all that share a parameter the sum of theirs, or none where none of
+        them has used it; in exact mode, that of the first stage, which has it. Inside of no_sync() each wrapper adds up
+        its own stage's, until the batch whose backward reduces them. Collective."""
         for (shared, comm, first), before in zip(self.sums, self.before, strict=True):
             params = [p for p, _ in shared]
             if not params[0].requires_grad or not all(wrapper is None or wrapper.sync for _, wrapper in shared):
                 continue
             like = lower(params[0])
-            total = zeros_like(like, dtype=xp.promote_types(like.dtype, xp.float32))
-            for p in params[:1] if self.exact else params:
-                if p.grad is not None:
-                    total += lower(p.grad)
+            there = [p.grad for p in (params[:1] if self.exact else params) if p.grad is not None]
+            # A piece may be empty, and says by one element whether it is used, as the other ranks' pieces do.
+            total = zeros(max(like.size, 1), xp.promote_types(like.dtype, xp.float32), device_of(like))
+            total[...] = 0.0 if there else UNUSED
+            for grad in there:
+                total[:like.size] += lower(grad).reshape(-1)
             if comm is not None and self.exact:
                 comm.broadcast(total, first)
             elif comm is not None:
                 comm.all_reduce(total)
-            total = total.astype(like.dtype, copy=False)
+            if is_unused(total):
+                for p, earlier in zip(params, before, strict=True):
+                    p.grad = None if earlier is None else Tensor(earlier)
+                continue
+            total = total[:like.size].reshape(like.shape).astype(like.dtype, copy=False)
             for p, earlier in zip(params, before, strict=True):
                 value = total if earlier is None else total + earlier
                 if p.grad is None:
@@ -208,12 +219,14 @@ class Chains:
         it has when it is complete goes on to the stage ahead."""
         before, handles, posted = [], [], set()
         for leaf, number, ahead, behind in self.own[stage]:
-            if behind is not None:
-                before.append((leaf, self._take(leaf, number, stage, behind[1], k)))
+            if behind is not None and not is_unused(arrived := self._take(leaf, number, stage, behind[1], k)):
+                before.append((leaf, arrived))
             if ahead is not None:
                 def on(ct, number=number, ahead=ahead):
                     posted.add(number)
-                    self._post(module_of(lower(ct)).array(lower(ct), order="C"), number, *ahead, k)
+                    ct = module_of(lower(ct)).array(lower(ct), order="C")
+                    ct += ct.dtype.type(0)
+                    self._post(ct, number, *ahead, k)
                 handles.append(add_hook(leaf, on))
         try:
             yield before
@@ -221,8 +234,8 @@ class Chains:
             for handle in handles:
                 handle.remove()
         for leaf, number, ahead, _ in self.own[stage]:
-            if ahead is not None and number not in posted:      # unused: + -0.0 leaves every number as it is
-                self._post(to(xp.full(leaf.shape, -0.0, leaf.dtype), self.device), number, *ahead, k)
+            if ahead is not None and number not in posted:
+                self._post(to(xp.full(leaf.shape, UNUSED, leaf.dtype), self.device), number, *ahead, k)
 
     def finish(self):
         """When all has been sent: wait until it has arrived."""
@@ -246,6 +259,14 @@ class Chains:
         array = to(np.empty(leaf.shape, leaf.dtype), self.device)
         self.comm.recv(array, rank, self._tag(number, stage, k))
         return array
+
+
+def is_unused(gradient):
+    """Whether an array stands in the place of a gradient that there isn't; one element tells."""
+    if not gradient.size:
+        return False
+    first = float(to(gradient.reshape(-1)[:1], "cpu")[0])
+    return first == 0 and math.copysign(1, first) < 0
 
 
 def links(ties):

@@ -64,6 +64,15 @@ def test_one_that_a_stage_does_not_use_gets_the_others_gradient():
         np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.parametrize("what", ["plain", "DDP", "exact", "ZeRO 1", "ZeRO 3"])
+def test_one_that_no_stage_uses_has_no_gradient(what):
+    """And so no weight decay, which one of zeros would have."""
+    for (values, steps), (wanted, alone) in crews.call(CASES + "unused_everywhere", 4, (what,)):
+        assert steps == [2, 0, 2] and alone[:2] == [2, 0]
+        for name, value in values.items():
+            np.testing.assert_allclose(value, wanted[name], rtol=1e-11, atol=1e-13, err_msg=name)
+
+
 def test_one_that_a_later_stage_does_not_use_keeps_its_bits():
     for copy_of_it, alone in crews.call(CASES + "unused_behind", 2):
         assert np.abs(alone).max() > 1e-3

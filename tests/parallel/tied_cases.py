@@ -119,6 +119,54 @@ def unused():
     return found
 
 
+WRAPPERS = {
+    "plain": lambda m, comm: m,
+    "DDP": DistributedDataParallel,
+    "exact": lambda m, comm: DistributedDataParallel(m, comm, exact=True),
+    "ZeRO 1": lambda m, comm: fully_shard(m, comm, 1),
+    "ZeRO 3": lambda m, comm: fully_shard(m, comm, 3),
+}
+
+
+class Around(nn.Module):
+    """x W, beside a matrix that isn't used, and more elements than go into one piece."""
+
+    def __init__(self, used, unused):
+        super().__init__()
+        self.weight, self.unused = used, unused
+        self.more = nn.Parameter(np.ones(3000))
+
+    def forward(self, x):
+        return mt.linear(x if isinstance(x, mt.Tensor) else mt.tensor(x), self.weight) * self.more.mean()
+
+
+def unused_everywhere(what):
+    """Two steps with weight decay of a model whose stages share a matrix that all use and one that none uses:
+    ({parameter of this rank: its value}, how many steps each has had), of this stage and of the model in one process.
+    ZeRO's pieces are put together; the second rank's are empty, of both matrices."""
+    found, dp, world = [], 1 if what == "plain" else 2, comm.world()
+    for mesh in (comm.DeviceMesh(world.split(world.rank // (2 * dp)), dp=dp, pp=2),
+                 comm.DeviceMesh(comm.world_of_one(), dp=1, pp=1)):
+        mt.manual_seed(1)
+        used, unused = (nn.Linear(plain.FEATURES, plain.FEATURES, bias=False, dtype=np.float64) for _ in range(2))
+        size = mesh["pp"].size
+        stages = cut_sequential(nn.Sequential(*(Around(used.weight, unused.weight) for _ in range(2))), size)
+        stage = WRAPPERS[what](stages[mesh["pp"].rank], mesh["dp"]) if size > 1 else stages[0]
+        pipeline = Pipeline([stage], mesh["pp"], one_forward_one_backward(size, 4))
+        optimizer = optim.AdamW(stage.parameters(), lr=0.1, weight_decay=0.1)
+        for step in range(2):
+            optimizer.zero_grad()
+            batch = list(loader_for(np.float64, 16, mesh["dp"].rank, mesh["dp"].size,
+                                    what == "exact" and size > 1).epoch(0))[step]
+            pipeline.run(batch, loss_of, seed=1, step=step, over=mesh["dp"])
+            optimizer.step()
+        values = {name: p.numpy().reshape(-1).copy() for name, p in stage.named_parameters(remove_duplicate=False)}
+        if "ZeRO" in what:
+            values = {name: np.concatenate(mesh["dp"].all_gather_object(value)) for name, value in values.items()}
+        found.append((values, optimizer.state_dict()["steps"]))
+    return found
+
+
 def unused_behind():
     """In exact mode, the gradients of two copies of which only the first is used, and of a process alone."""
     world, found = comm.world(), []
