@@ -97,8 +97,10 @@ NAMES = {
         **dict.fromkeys(("zeros_", "ones_", "constant_"), "under mt.no_grad(): p[...] = 0.0"),
     },
     "minitorch_dist.data": {
-        **dict.fromkeys(("DataLoader", "TensorDataset", "DistributedSampler"),
+        **dict.fromkeys(("DataLoader", "DistributedSampler"),
                         "mt.data.Loader(inputs, labels, batch_size, rank=…, size=…), of two arrays"),
+        "TensorDataset": "mt.data.Arrays(inputs, labels)",
+        "ConcatDataset": "mt.data.Mixture, with weights; mt.data.StoredTokens takes several files",
     },
     "minitorch_dist.comm": {
         "init_process_group": "mpirun starts the ranks, and mt.comm.world() is their group",

@@ -1,4 +1,5 @@
-"""Data: MNIST where it can be had, real handwriting that ships where it can't, and each rank's share of a batch."""
+"""Data: MNIST where it can be had, real handwriting that ships where it can't, tokens on disk, mixtures of sources, and
+each rank's share of a batch."""
 
 import os
 import socket
@@ -11,11 +12,16 @@ import numpy as np
 from ..torch_names import of_module
 from . import digits, idx, mnist
 from .idx import IdxError
-from .loader import Batch, Loader, Shard
+from .loader import Arrays, Batch, Loader, Shard
+from .mixture import Mixture
 from .mnist import DataNotFound
+from .permutation import Permutation
+from .reading_ahead import ahead
 from .sampler import Sampler
+from .tokens import StoredTokens, TokenWriter
 
-__all__ = ["Batch", "DataNotFound", "Dataset", "IdxError", "Loader", "Sampler", "Shard", "idx", "load"]
+__all__ = ["Arrays", "Batch", "DataNotFound", "Dataset", "IdxError", "Loader", "Mixture", "Permutation", "Sampler",
+           "Shard", "StoredTokens", "TokenWriter", "ahead", "idx", "load"]
 
 __getattr__ = of_module(__name__)
 

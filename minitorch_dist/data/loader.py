@@ -64,6 +64,27 @@ def cut(shard, pieces):
     return parts
 
 
+class Arrays:
+    """Inputs and labels in memory, one sample per first index, as a data set. TypeError or ValueError where they don't
+    fit together."""
+
+    def __init__(self, images, labels):
+        for name, array in (("images", images), ("labels", labels)):
+            if not getattr(array, "shape", ()):
+                raise TypeError(f"{name}: a Loader cuts arrays of one sample per first index, got "
+                                f"{type(array).__name__}.")
+        if len(images) != len(labels):
+            raise ValueError(f"images and labels must be equally many, got {len(images)} and {len(labels)}.")
+        self.images, self.labels = images, labels
+
+    def __len__(self):
+        return len(self.images)
+
+    def read(self, indices):
+        """(inputs, labels) of these samples: copies."""
+        return self.images[indices], self.labels[indices]
+
+
 class Loader:
     """Cuts each global batch by rank, and each rank's part by micro-shard.
 
@@ -71,7 +92,8 @@ class Loader:
         size=2                     rank 0 ─────────┤ rank 1 ──────────┤
         micro_shards=4             0 ─────┤ 1 ─────┤ 2 ─────┤ 3 ──────┤     each cut rounded down
 
-    images, labels   arrays with one sample per first index, equally many
+    images, labels   arrays with one sample per first index, equally many. Or a data set, and None: what has a length,
+                     and read(indices) -> (inputs, labels) of these samples (Arrays, StoredTokens, Mixture)
     batch_size       samples per GLOBAL batch
     rank, size       of this process among all that share a batch. Data parallel ranks that aren't told apart have all
                      rows each, and sums over the ranks count each row N times
@@ -86,26 +108,21 @@ class Loader:
 
     def __init__(self, images, labels, batch_size, seed=0, rank=0, size=1, micro_shards=1, shuffle=True,
                  drop_last=False, augment=None, parts=None):
-        for name, array in (("images", images), ("labels", labels)):
-            if not getattr(array, "shape", ()):
-                raise TypeError(f"{name}: a Loader cuts arrays of one sample per first index, got "
-                                f"{type(array).__name__}.")
+        data = images if labels is None and hasattr(images, "read") else Arrays(images, labels)
         micro_shards = whole("micro_shards", micro_shards)
-        if len(images) != len(labels):
-            raise ValueError(f"images and labels must be equally many, got {len(images)} and {len(labels)}.")
         if not 0 <= rank < size:
             raise ValueError(f"rank={rank} is none of the ranks 0 to size−1 with size={size}.")
         if micro_shards < 1 or (micro_shards > 1 and micro_shards % size):
             raise ValueError(f"micro_shards={micro_shards} can't be dealt evenly to size={size} ranks: take 1 or a "
                              f"multiple of {size}, or another number of ranks.")
-        self.sampler = Sampler(len(images), batch_size, seed, shuffle, drop_last)
+        self.sampler = Sampler(len(data), batch_size, seed, shuffle, drop_last)
         if batch_size < size:
             raise ValueError(f"batch_size={batch_size} counts the samples of all ranks together; with size={size} some "
                              f"rank would never get one. Take a batch_size of at least {size}, or fewer ranks.")
         if parts is not None and micro_shards > 1:
             raise ValueError(f"parts decides on whole ranks' rows, and micro_shards={micro_shards} on pieces of them: "
                              "take one of the two.")
-        self.images, self.labels, self.augment, self.parts = images, labels, augment, parts
+        self.data, self.augment, self.parts = data, augment, parts
         self.rank, self.size = rank, size
         shards_each, first = (1, rank) if micro_shards == 1 else (micro_shards // size, rank * micro_shards // size)
         self.shard_indices, self.shards_total = range(first, first + shards_each), max(micro_shards, size)
@@ -137,7 +154,7 @@ class Loader:
             yield Batch(inputs, labels, ends[-1], rows, [Shard(self.rank, inputs, labels, rows)])
 
     def _rows(self, indices, epoch):
-        inputs, labels = self.images[indices], self.labels[indices]
+        inputs, labels = self.data.read(indices)
         return (inputs if self.augment is None else self.augment(inputs, indices, epoch)), labels
 
     def _batch(self, indices, epoch):

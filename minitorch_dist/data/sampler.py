@@ -4,8 +4,9 @@ import operator
 
 import numpy as np
 
-from minitorch_dist import backend
-from minitorch_dist.backend import whole
+from .. import backend
+from ..backend import whole
+from .permutation import Permutation
 
 
 class Sampler:
@@ -16,7 +17,8 @@ class Sampler:
 
     n           number of samples, ≥ 1
     batch_size  samples per global batch, ≥ 1; the last batch of an epoch has the n % batch_size that remain
-    shuffle     False: the order of the data set in every epoch
+    shuffle     True: another order in every epoch, a list of n numbers. "computed": one of which nothing is kept, each
+                place is computed, for data sets too large for a list (permutation.py). False: that of the data set
     drop_last   leave out a last batch that is not full
     Raises ValueError for sizes that leave no batch.
     """
@@ -24,6 +26,8 @@ class Sampler:
     def __init__(self, n, batch_size, seed=0, shuffle=True, drop_last=False):
         self.n, self.batch_size, self.seed = (whole(name, value) for name, value in (
             ("n", n), ("batch_size", batch_size), ("seed", seed)))
+        if shuffle not in (True, False, "computed"):
+            raise ValueError(f'shuffle={shuffle!r}: expected True, False or "computed"')
         self.shuffle, self.drop_last = shuffle, drop_last
         if self.n < 1:
             raise ValueError(f"A sampler needs at least 1 sample, got n={n}.")
@@ -40,15 +44,20 @@ class Sampler:
 
     def order(self, epoch):
         """int64 (n,): the indices of the whole epoch."""
-        epoch = operator.index(epoch)       # a stream's key may be text: "1" would be another epoch than 1
-        if not self.shuffle:
-            return np.arange(self.n)
-        return backend.stream("shuffle", self.seed, epoch).permutation(self.n)
+        return self._places(epoch)(np.arange(self.n))
 
     def epoch(self, epoch, start=0):
         """Iterate over the epoch's global batches from number `start` on; each an int64 array of indices."""
-        order = self.order(epoch)
-        return (order[step * self.batch_size:(step + 1) * self.batch_size] for step in self.steps(start))
+        places = self._places(epoch)
+        return (places(np.arange(step * self.batch_size, min((step + 1) * self.batch_size, self.n)))
+                for step in self.steps(start))
+
+    def _places(self, epoch):
+        """A function: places of the epoch's order -> the indices that stand there."""
+        epoch = operator.index(epoch)       # a stream's key may be text: "1" would be another epoch than 1
+        if self.shuffle == "computed":
+            return Permutation(self.n, "shuffle", self.seed, epoch)
+        return backend.stream("shuffle", self.seed, epoch).permutation(self.n).__getitem__ if self.shuffle else np.array
 
     def steps(self, start=0):
         """The range of an epoch's steps from `start` on. ValueError where there is no such step."""

@@ -45,6 +45,29 @@ class Characters:
         return "".join(self.symbols[number] for number in numbers)
 
 
+class Bytes:
+    """A vocabulary for any text: its bytes in UTF-8, and a number more for the end of a document.
+
+        encode("né") -> uint8 (3,)      decode(array) -> "né"; bytes that are no UTF-8 show as "�"
+    """
+
+    end = 256
+
+    def __len__(self):
+        return 257
+
+    def encode(self, text):
+        """The text's bytes, uint8."""
+        return np.frombuffer(text.encode(), np.uint8)
+
+    def decode(self, numbers):
+        """The text of these numbers, ends left out. ValueError for one that the vocabulary lacks."""
+        numbers = np.asarray(numbers)
+        if numbers.size and not 0 <= numbers.min() <= numbers.max() <= self.end:
+            raise ValueError(f"Bytes: numbers from {numbers.min()} to {numbers.max()}; there are 0 to {self.end}")
+        return numbers[numbers != self.end].astype(np.uint8).tobytes().decode(errors="replace")
+
+
 class Windows:
     """All windows of `length` tokens, each with the tokens that follow: inputs[i] = tokens[i : i+length], targets[i] =
     tokens[i+1 : i+length+1], both read-only views (len(tokens) - length, length). ValueError where the text is too

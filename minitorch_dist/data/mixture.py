@@ -1,0 +1,169 @@
+"""Several sources of samples in fixed shares, which may change in the course of the training.
+
+    mixture = Mixture({"web": web, "code": code, "books": books},
+                      [(900_000, {"web": 8, "code": 3, "books": 1}),            # samples, and of 12 so many each
+                       (100_000, {"web": 1, "code": 1, "books": 2})], seed=0)   # at last the best ("annealing")
+    loader = Loader(mixture, None, batch_size=512, shuffle=False, rank=…, size=…)
+    print(mixture)                              # from what, how many samples, and how often each is gone through
+
+Which source a sample is of is no draw: sources take turns in a pattern that repeats, here of 12 samples, in which each
+is spread as evenly as can be. So in every batch, and in every rank's part of it, the shares are right but for a sample
+or two, and loss curves don't show which source the dice have preferred.
+
+    web 8, code 3, books 1      w w c w w c w w b w c w
+
+Within a source the samples come in a random order, a new one each time that it has been gone through; that goes on from
+phase to phase. All of it is computed from a sample's number alone: nothing is kept, a run can be taken up at any step,
+and the number of ranks has no say.
+
+Sources: Tijdeman 1980, "The chairman assignment problem" (the pattern: at any time no source is a whole sample from its
+share); Dubey et al. 2024, "The Llama 3 herd of models", 3.1 (mixes of sources, annealing on the best).
+"""
+
+from fractions import Fraction
+from math import gcd
+
+import numpy as np
+
+from ..backend import whole
+from ..tables import aligned
+from .permutation import Permutation
+
+MOST_TURNS = 100_000
+
+
+def turns(weights):
+    """The order in which sources take turns, as a list of their numbers in which each stands as often as its weight,
+    a whole number, says. For all k: of the first k are of each k · weight / sum, but for less than 1."""
+    total = sum(weights)
+    slack = Fraction(total, max(1, 2 * sum(weight > 0 for weight in weights) - 2))
+    behind, order = [0] * len(weights), []      # by how many samples is each behind its share, times total
+    for _ in range(total):
+        behind = [late + weight for late, weight in zip(behind, weights, strict=True)]
+        # Of those that are not too far ahead the one that would be the first to fall a whole sample behind.
+        i = min((Fraction(total - slack - late) / weight, i)
+                for i, (late, weight) in enumerate(zip(behind, weights, strict=True)) if weight and late >= slack)[1]
+        behind[i] -= total
+        order.append(i)
+    return order
+
+
+class Phase:
+    """A stretch of a Mixture with the same shares: the pattern, and how often each source has been asked before."""
+
+    def __init__(self, samples, weights, before):
+        self.samples, self.before = samples, np.array(before)
+        self.pattern = np.array(turns(weights))
+        # What number a sample of the pattern is among those of its source, in the pattern.
+        self.of_pattern = np.array(weights)
+        self.number = np.empty(len(self.pattern), np.int64)
+        for i, weight in enumerate(weights):
+            self.number[self.pattern == i] = np.arange(weight)
+
+    def where(self, samples):
+        """(the sources of these samples of the phase, what number each is among all of its source)."""
+        repeats, places = np.divmod(samples, len(self.pattern))
+        sources = self.pattern[places]
+        return sources, self.before[sources] + repeats * self.of_pattern[sources] + self.number[places]
+
+    def after(self):
+        """How often each source has been asked when it is over."""
+        repeats, rest = divmod(self.samples, len(self.pattern))
+        return self.before + repeats * self.of_pattern + np.bincount(self.pattern[:rest], minlength=len(self.before))
+
+
+class Mixture:
+    """Samples of several sources, in shares: a data set for a Loader, which has an order of its own: shuffle=False.
+
+    sources   {name: a data set}, which has a length and read(indices) -> (inputs, labels); all samples have one form
+    phases    [(how many samples, {name: weight})], one after another; weights are whole numbers, and who isn't named
+              has none
+    seed      of the order within each source, and its name is of it, too: one more source changes no other's
+    ValueError for names, weights or sources that don't fit together.
+    """
+
+    def __init__(self, sources, phases, seed=0):
+        self.sources, self.seed, self.phases = dict(sources), whole("seed", seed), []
+        before = [0] * len(self.sources)
+        for samples, weights in phases:
+            self.phases.append(Phase(_samples(samples), _weights(self.sources, weights), before))
+            before = self.phases[-1].after()
+        self.bounds = np.cumsum([0, *(phase.samples for phase in self.phases)])
+        if not self.phases:
+            raise ValueError("Mixture: no phases; one is (samples, {name: weight})")
+        for name, source in self.sources.items():
+            if not len(source):
+                raise ValueError(f"Mixture: {name} has no samples")
+
+    def __len__(self):
+        """Samples of all phases."""
+        return int(self.bounds[-1])
+
+    def where(self, indices):
+        """(sources, rows), int64 of the indices' shape: of which source each sample is, by number, and which row of
+        it."""
+        indices = np.asarray(indices)
+        if indices.size and not 0 <= indices.min() <= indices.max() < len(self):
+            raise IndexError(f"Mixture: there are samples 0 to {len(self) - 1}, got {indices}")
+        sources, rows = (np.empty(indices.shape, np.int64) for _ in range(2))
+        for phase, lo, hi in zip(self.phases, self.bounds, self.bounds[1:], strict=False):
+            here = (lo <= indices) & (indices < hi)
+            sources[here], rows[here] = phase.where(indices[here] - lo)
+        for i, (name, source) in enumerate(self.sources.items()):
+            here = sources == i
+            rows[here] = self._shuffled(name, len(source), rows[here])
+        return sources, rows
+
+    def _shuffled(self, name, n, numbers):
+        """Which rows of a source are asked for at the first, second … time."""
+        epochs, places = np.divmod(numbers, n)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            places[here] = Permutation(n, "mixture", self.seed, name, epoch)(places[here])
+        return places
+
+    def read(self, indices):
+        """(inputs, labels) of these samples, as their sources give them."""
+        numbers, rows = self.where(indices)
+        inputs = labels = None
+        for i in np.unique(numbers):
+            here = numbers == i
+            found = list(self.sources.values())[i].read(rows[here])
+            if inputs is None:
+                inputs, labels = (np.empty((len(rows), *part.shape[1:]), part.dtype) for part in found)
+            for into, part in zip((inputs, labels), found, strict=True):
+                if (part.shape[1:], part.dtype) != (into.shape[1:], into.dtype):
+                    raise ValueError(f"Mixture: samples of {list(self.sources)[i]} are {part.dtype} {part.shape[1:]}, "
+                                     f"others are {into.dtype} {into.shape[1:]}: sources must have one form")
+                into[here] = part
+        return inputs, labels
+
+    def __str__(self):
+        rows = [["source", "rows", *(f"phase {i + 1}" for i in range(len(self.phases))), "samples", "times through"]]
+        ends = self.phases[-1].after()
+        for i, (name, source) in enumerate(self.sources.items()):
+            shares = [f"{100 * phase.of_pattern[i] / len(phase.pattern):.1f} %" for phase in self.phases]
+            rows.append([name, f"{len(source):,}", *shares, f"{ends[i]:,}", f"{ends[i] / len(source):.2f}"])
+        rows.append(["", "", *(f"{phase.samples:,}" for phase in self.phases), f"{len(self):,}", ""])
+        return "\n".join(aligned(rows))
+
+
+def _samples(value):
+    if whole("samples of a phase", value) < 1:
+        raise ValueError(f"Mixture: a phase of {value} samples; it has 1 or more")
+    return whole("samples of a phase", value)
+
+
+def _weights(sources, weights):
+    """The weights in the order of the sources, in lowest terms."""
+    if unknown := [name for name in weights if name not in sources]:
+        raise ValueError(f"Mixture: a weight for {unknown[0]!r}; the sources are {', '.join(map(repr, sources))}")
+    found = [whole(f"weight of {name!r}", weights.get(name, 0)) for name in sources]
+    if min(found, default=0) < 0 or not sum(found):
+        raise ValueError(f"Mixture: weights {dict(zip(sources, found, strict=True))}; they are whole numbers, 0 or "
+                         "more, and one is above 0")
+    found = [weight // gcd(*found) for weight in found]
+    if sum(found) > MOST_TURNS:
+        raise ValueError(f"Mixture: weights {found} sum up to {sum(found):,}, and that many turns are listed before "
+                         f"they repeat: {MOST_TURNS:,} at most. Round them")
+    return found
