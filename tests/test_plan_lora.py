@@ -190,6 +190,9 @@ PIPELINES = {
                                    "schedule": "zb-h1", "lora_rank": 3}, [0, 2, 5]),
     "tensors, gathered again, zb-h1": ({"pp": 2, "tp": 2, "time": 10, "sequence_parallel": "regather",
                                         "micro_batches": 4, "schedule": "zb-h1", "lora_rank": 3}, [0, 2, 5]),
+    "experts": ({"pp": 2, "micro_batches": 4, "lora_rank": 3, "model": {"experts": 4}}, [0, 2, 5]),
+    "experts, zb-h1": ({"pp": 2, "micro_batches": 4, "schedule": "zb-h1", "lora_rank": 3,
+                        "model": {"experts": 3, "top_k": 1}}, [0, 2, 5]),
     "tied": ({"pp": 2, "micro_batches": 4, "lora_rank": 3, "model": {"tied": True}}, [0, 2, 5]),
     "tied, 3": ({"pp": 2, "dp": 2, "micro_batches": 4, "lora_rank": 3, "stage": 3, "model": {"tied": True}}, [0, 2, 5]),
 }

@@ -186,12 +186,12 @@ def activations(job, stage, samples):
     numbers, first, last = stage
     counts = {window: elements(job, samples, window) for window in {None, *map(job.model.window_of, numbers)}}
     count, ends = counts[None], _ends(job)
-    before = EMBEDDING[ends] if first else [Row("auxiliary loss", "row", job.sizes["parameter"])] * bool(
-        job.model.experts)
+    size = job.sizes["parameter"]       # (the loss came in one array with x, which the first norm's weight keeps for W)
+    before = EMBEDDING[ends] if first else [Row("auxiliary loss", "row", size, size)] * bool(job.model.experts)
     if first and job.cp > 1 and job.precision == "float32" and job.model.family == "gpt":
         before = [*before, Row("positions", "position", 8)]
     of_depths = [depth(job, k, samples) for k in range(1, 1 + job.depth)]
-    before = with_adapters(before, job, False)
+    before = with_adapters(before, job, not first)     # a later stage hands its input's gradient on
     output = _output(job) if last else []
     behind, rows = with_adapters(output, job), {window: block_of(job, window) for window in counts}
     block, begin = ({window: with_adapters(each, job, flows, window) for window, each in rows.items()}
@@ -221,7 +221,7 @@ def activations(job, stage, samples):
     if first:       # nobody waits for its input's gradient: all is left to W
         return Kept(kept, 0, 0, kept)
     now = most = 0
-    rows = [row for part in (*blocks, behind) for row in part][::-1]
+    rows = [row for part in (before, *blocks, behind) for row in part][::-1]
     for row in sorted(rows, key=lambda row: not row.what.startswith("balance")):     # the auxiliary loss goes first
         now += row.late - row.nbytes
         most = max(most, now)
