@@ -150,7 +150,7 @@ class CrossEntropy(Check):
     ]
     demands = [demand("float64 comes back for float32 logits: everything after it computes in float64 too, at half the "
                       "speed and twice the memory. np.eye, np.zeros and np.ones make float64 unless told otherwise",
-                      lambda case, got: "float64" not in got["dtypes"]),
+                      lambda case, got: got["dtypes"][1] != "float64"),
                demand("the gradient isn't of the logits' dtype float32",
                       lambda case, got: got["dtypes"][1] == "float32")]
 

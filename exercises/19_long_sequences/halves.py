@@ -1,5 +1,7 @@
 """19.4 in closed form, and what comes out with a mistake in it."""
 
+import re
+
 import numpy as np
 
 from exercises.frame import demand, gives, when
@@ -261,6 +263,16 @@ def unlike(case, got):
     return " and ".join(wrong) + " wrong" if wrong else None
 
 
+def names_both(said, time, size):
+    """Whether a text names the length, and the ranks or their parts; which may be the same number, and is there twice
+    then."""
+    numbers = re.findall(r"\d+", said)
+    if str(time) in numbers:
+        numbers.remove(str(time))
+        return not {str(size), str(2 * size)}.isdisjoint(numbers)
+    return False
+
+
 def of_halves(predicate):
     return lambda case, got: case[0]["what"] != "halves" or all(predicate(one, rank) for one, rank
                                                                 in zip(case, got, strict=True))
@@ -270,8 +282,7 @@ DEMANDS = [
     demand(lambda case, got: f"the ValueError says {got[0]['said']!r:.70}: name both numbers, {case[0]['time']} and "
                              f"{2 * case[0]['size']} (or {case[0]['size']} ranks), so that one knows what to change",
            lambda case, got: case[0]["what"] != "refused" or all(
-               str(one["time"]) in rank["said"] and any(str(n * one["size"]) in rank["said"].replace(
-                   str(one["time"]), "") for n in (1, 2)) for one, rank in zip(case, got, strict=True))),
+               names_both(rank["said"], one["time"], one["size"]) for one, rank in zip(case, got, strict=True))),
     demand(lambda case, got: f"right, but not of {len(case[0]['q_at'])} queries and {len(case[0]['k_at'])} keys: "
                              f"{unlike(case[0], got[0])}. Keys' halves are halves of the keys",
            lambda case, got: case[0]["what"] != "unequal" or unlike(case[0], got[0]) is None),
