@@ -29,7 +29,8 @@ def checkpointed(layers, x, ct, every):
     every   a segment's length: of the layers' inputs only number 0, every, 2·every, … are kept; the last segment may be
             shorter, and its inputs may stay until backward, which begins there
 
-    No layer's forward runs more than twice. At any time at most one segment's inputs are alive beside the checkpoints.
+    No layer's forward runs more than twice. At any time at most one segment's inputs are alive beside the checkpoints
+    of those before it.
     """
     # begin with forward: keep x where a segment begins. Then, from the last segment to the first: its inputs once more,
     # from its checkpoint, and backward through them

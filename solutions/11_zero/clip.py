@@ -17,7 +17,7 @@ def clip(comm, parts, sizes, max_norm):
               A rank may have 0 of a unit, or of all
     max_norm  a gradient that isn't longer stays as it is
 
-    The norm is a number, the same on all ranks.
+    The norm is a number, the same on all ranks. One message makes it known, of one number from each rank.
     """
     # begin with what can be added up over parts and over ranks: not the norms
     squares = np.array([sum(float(np.sum(p[:n] ** 2)) for p, n in zip(parts, sizes, strict=True))])

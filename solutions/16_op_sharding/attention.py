@@ -40,7 +40,8 @@ def summed(comm, x):
 class ParallelAttention:
     """This rank's heads of a causal self-attention.
 
-    params  {"qkv", "qkv_bias", "out", "out_bias"}: this rank's parts
+    params  {"qkv", "qkv_bias", "out", "out_bias"}: this rank's parts, matrices and vectors as the whole ones are, with
+            the columns and rows of its heads in the same order
     """
 
     def __init__(self, comm, params, heads, cut):
