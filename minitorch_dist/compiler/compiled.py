@@ -23,12 +23,15 @@ from .fusion import fused
 from .ir import Graph
 from .partition import partitioned
 from .passes import optimized
-from .program import Program
+from .program import Program, own, regular
 from .recaptured import once_more
 
 CAPTURING = threading.RLock()       # a module's buffers are Symbols meanwhile
 PATIENCE = 10       # seconds to wait for another thread's capture
 VARIANTS = 32       # graphs that a compiled function keeps
+HOOKS = ("saved_tensors_hooks are around it, as in stage 3 of fully_shard and in offload_activations: what it reads or "
+         "keeps comes and goes, of which a graph knows nothing. Stages 1 and 2, and DistributedDataParallel, run "
+         "compiled models")
 
 
 def compile(function, emit=None):
@@ -56,9 +59,9 @@ def compile(function, emit=None):
     does before it breaks is done twice, that one time, but for what it sets of what it reads. Where that is a cache,
     the next call of the kind finds it filled, and is captured.
 
-    Inside of a transform (grad, jvp, …), of saved_tensors_hooks and of detect_anomaly a compiled function is the
-    function itself; to have a derivative compiled, compile the transformed function. On the tape a call can be
-    differentiated once.
+    Inside of a transform (grad, jvp, …) and of detect_anomaly a compiled function is the function itself; to have a
+    derivative compiled, compile the transformed function. So it is inside of saved_tensors_hooks, which `breaks` counts
+    and a warning tells: stage 3 of fully_shard has some. On the tape a call can be differentiated once.
 
     `print(f.show("captured"))` and its like show the last graph: captured, optimized, fused, kernels, backward.
     """
@@ -108,9 +111,10 @@ class Compiled:
 
     def __call__(self, *args, **kwargs):
         recorder = recording.graph      # of a CUDA graph, or another function is being captured
-        if state.level or state.anomaly or state.pack is not None or (recorder is not None
-                                                                      and not recorder.takes_compiled):
+        if state.level or state.anomaly or (recorder is not None and not recorder.takes_compiled):
             return self.function(*args, **kwargs)
+        if state.pack is not None:
+            return self._uncompiled(HOOKS, args, kwargs)
         given, rebuild = flatten((args, kwargs), order=list)
         key = (skeleton((args, kwargs)), tuple(map(described, given)),
                tuple([x.__class__ is Tensor and x.node is not None for x in given]), state.off >= 0, state.again,
@@ -131,15 +135,21 @@ class Compiled:
             if recorder is not None:
                 recorder.depends(variant.places, [where for where, *_ in variant.elsewhere])
             return variant(given)
-        result = self.function(*args, **kwargs)     # an error of its own comes out here
-        self.breaks[variant.broken] += 1
-        if variant.broken == CHANGES and key not in self.changed:       # it may have filled a cache: another try
+        again = variant.broken == CHANGES and key not in self.changed       # it may have filled a cache: another try
+        result = self._uncompiled(variant.broken, args, kwargs, tell=not again)
+        if again:
             self.changed = [key, *self.changed][:VARIANTS]
-            return result
-        self._used(variant)
-        if variant.broken not in self.told:
-            self.told.add(variant.broken)
-            warnings.warn(f"{self.name} runs uncompiled: {variant.broken}", stacklevel=2)
+        else:
+            self._used(variant)
+        return result
+
+    def _uncompiled(self, reason, args, kwargs, tell=True):
+        """A call of the function itself."""
+        result = self.function(*args, **kwargs)     # an error of its own comes out here
+        self.breaks[reason] += 1
+        if tell and reason not in self.told:
+            self.told.add(reason)
+            warnings.warn(f"{self.name} runs uncompiled: {reason}", stacklevel=3)
         return result
 
     def _used(self, variant):
@@ -417,33 +427,3 @@ def reachable(node, stops):
             seen.add(node)
             stack += [p for p in node.parents if p is not None]
     return found
-
-
-def regular(array):
-    """The array, copied where its elements lie at odd distances (a field of records)."""
-    array = array if is_array(array) else np.asarray(array)
-    if array.flags.c_contiguous or not any(stride % array.itemsize for stride in array.strides):
-        return array
-    return np.ascontiguousarray(array)
-
-
-def own(arrays, others, fresh):
-    """The arrays, with copies of those whose memory somebody else has too; `fresh`: which can't be such."""
-    if all(fresh):
-        return arrays
-    seen, owned = {id(storage(array)) for array in others if array is not None}, []
-    for array in arrays:
-        array = array if is_array(array) else np.asarray(array)
-        owner = storage(array)
-        if id(owner) in seen or owner.nbytes != array.nbytes or not array.flags.c_contiguous:
-            array = owner = array.copy()
-        seen.add(id(owner))
-        owned.append(array)
-    return owned
-
-
-def storage(array):
-    """The array that owns the memory."""
-    while array.base is not None and is_array(array.base):
-        array = array.base
-    return array

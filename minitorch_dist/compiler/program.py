@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 
 from .. import backend, ledger
+from ..backend import is_array
 from . import c_source, cc, gpu
 from .fusion import Kernel
 from .ir import mapped
@@ -212,3 +213,33 @@ class Program:
 
     def __str__(self):
         return str(self.schedule)
+
+
+def regular(array):
+    """The array, copied where its elements lie at odd distances (a field of records)."""
+    array = array if is_array(array) else np.asarray(array)
+    if array.flags.c_contiguous or not any(stride % array.itemsize for stride in array.strides):
+        return array
+    return np.ascontiguousarray(array)
+
+
+def own(arrays, others, fresh):
+    """The arrays, with copies of those whose memory somebody else has too; `fresh`: which can't be such."""
+    if all(fresh):
+        return arrays
+    seen, owned = {id(storage(array)) for array in others if array is not None}, []
+    for array in arrays:
+        array = array if is_array(array) else np.asarray(array)
+        owner = storage(array)
+        if id(owner) in seen or owner.nbytes != array.nbytes or not array.flags.c_contiguous:
+            array = owner = array.copy()
+        seen.add(id(owner))
+        owned.append(array)
+    return owned
+
+
+def storage(array):
+    """The array that owns the memory."""
+    while array.base is not None and is_array(array.base):
+        array = array.base
+    return array

@@ -94,6 +94,7 @@ class Unit:
             self.whole = self._array(self.values_dtype, device, kept=True)
         self.absent = [Elsewhere(n, t.shape, dtype, device) for n, t in named]
         self.gathering = self.arriving = None       # a Work that is under way; what it writes to
+        self.views = None       # of `whole`, one per parameter, since they were wanted first
         self.users = 0
         self.close()
         self.drop()
@@ -200,10 +201,11 @@ class Unit:
         wrote(self.whole, "the all-gather of parameters")
 
     def open(self):
-        """Give the module its parameters."""
-        for s in self.segments:
-            values = self.whole[s.start:s.stop].reshape(s.tensor.shape)
-            s.tensor.data = values if values.ndim else values.copy()    # the tape keeps numbers as they are
+        """Give the module its parameters: the same arrays each time, as long as the values stay where they are."""
+        if self.views is None:
+            self.views = [self.whole[s.start:s.stop].reshape(s.tensor.shape) for s in self.segments]
+        for s, values in zip(self.segments, self.views, strict=True):   # numbers the tape keeps as they are
+            s.tensor.data = values if values.ndim or self.stage < 3 else values.copy()
 
     def close(self):
         """Take them away."""
@@ -215,7 +217,7 @@ class Unit:
         if self.gathering is not None:
             self._wait_for_values()
         if self.stage == 3 and self.whole is not None:
-            self.whole = None
+            self.whole = self.views = None
             if open_ledgers:
                 event("free", self.name)
 

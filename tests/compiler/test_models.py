@@ -1,5 +1,7 @@
 """Whole models, trained compiled and not: the same parameters, statistics and masks; and on several ranks one curve."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -238,3 +240,57 @@ def test_a_compiled_fully_sharded_model_trains_its_pieces(stage):
         got = trained(True)
     for name, value in wanted.items():
         np.testing.assert_allclose(got[name], value, rtol=1e-12)
+
+
+class Scaled(nn.Module):
+    """s · tanh(x W), where s is a number."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.linear, self.scale = nn.Linear(n, n), nn.Parameter(np.float32(1.5))
+
+    def forward(self, x):
+        return mt.tanh(self.linear(x)) * self.scale
+
+
+def steps_of(model, count):
+    """Train the model by this many steps; yields after each."""
+    optimizer = optim.SGD(model.parameters(), 0.05)
+    for step in range(count):
+        optimizer.zero_grad()
+        mt.sum(model(np.random.default_rng(step).standard_normal((4, 5))) ** 2).backward()
+        optimizer.step()
+        yield step
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("whole", [True, False])
+def test_inside_of_fully_shard_a_model_is_captured_once(stage, whole):
+    """The pieces that others have stepped are gathered into the same arrays, a number among them."""
+    def trained(compiled):
+        mt.manual_seed(3)
+        model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), Scaled(7), nn.Linear(7, 2)).to(np.float64)
+        if whole and compiled:
+            made = model = mt.compile(model, emit="numpy")
+        elif compiled:
+            made = model._modules["2"] = mt.compile(model[2], emit="numpy")
+        model = fully_shard(model, stage=stage)
+        for _ in steps_of(model, 3):
+            assert not compiled or (made.compiled.captures, len(made.breaks)) == (1, 0)
+        return full_state_dict(model)
+    ours, theirs = trained(True), trained(False)
+    assert list(ours) == list(theirs)
+    for name in ours:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=0, atol=1e-12, err_msg=name)
+
+
+def test_inside_of_stage_3_it_says_why_it_is_not_compiled():
+    made = mt.compile(nn.Linear(5, 2, dtype=np.float64))
+    model = fully_shard(made, stage=3)
+    with pytest.warns(UserWarning, match="runs uncompiled: saved_tensors_hooks .* stage 3 .* Stages 1 and 2.* run"):
+        list(steps_of(model, 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")      # it is told once
+        list(steps_of(model, 1))
+    (reason, calls), = made.breaks.items()
+    assert calls == 2 and "fully_shard" in reason and made.compiled.captures == 0
