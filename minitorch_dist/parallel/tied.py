@@ -103,9 +103,10 @@ class Ties:
     def __init__(self, stages, comm, exact=False):
         mine, here = [], {}
         for number, stage in sorted(stages.items()):
-            for p in stage.parameters():
-                if (tie := tie_of(p)) is not None:
-                    mine.append((tie.name, number, f"{p.dtype} {list(p.shape)}{', frozen' * (not p.requires_grad)}"))
+            for p, whole in zip(stage.parameters(), _inside(stage).parameters(), strict=True):
+                if (tie := tie_of(p)) is not None:      # of frozen ones nothing is summed: ZeRO 3 may cut one and not
+                    kind = list(p.shape) if p.requires_grad else f"{list(whole.shape)}, frozen"     # the other
+                    mine.append((tie.name, number, f"{p.dtype} {kind}"))
                     here.setdefault(tie.name, []).append((p, stage if isinstance(stage, ReducingModule) else None))
         kinds, places = {}, {}
         for rank, theirs in enumerate(comm.all_gather_object(mine)):

@@ -91,6 +91,15 @@ def test_a_frozen_one_is_one_too(tmp_path, name, stage):
             np.testing.assert_array_equal(together.get(key, value), value, err_msg=key)
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_frozen_one_may_be_cut_in_one_stage_and_whole_in_another(stage):
+    for (values, losses), (wanted, alone) in crews.call(CASES + "frozen_beside_zero", 4, (stage,)):
+        np.testing.assert_allclose(losses, alone, rtol=1e-12)
+        assert set(values) == set(wanted)
+        for name, value in wanted.items():
+            np.testing.assert_allclose(values[name], value, rtol=0, atol=1e-12, err_msg=name)
+
+
 def test_stages_have_tensors_of_their_own():
     model = tied("f8")
     before = {name: p.numpy().copy() for name, p in model.named_parameters(remove_duplicate=False)}

@@ -199,6 +199,30 @@ def frozen(path, name, stage):
     return wanted, full_state_dict(chunks, world), again.state_dict()
 
 
+def frozen_beside_zero(stage):
+    """({parameter of this rank: its value} after two steps, losses), of a model whose stages share a frozen matrix,
+    where the first has nothing else, and so isn't wrapped; the same of one process."""
+    found = []
+    for mesh in comm.DeviceMesh(dp=2, pp=2), comm.DeviceMesh(comm.world_of_one(), dp=1, pp=1):
+        mt.manual_seed(1)
+        first = nn.Linear(plain.FEATURES, plain.FEATURES, bias=False, dtype=np.float64).requires_grad_(False)
+        model = nn.Sequential(first, nn.Tanh(), Again(first, True), nn.Linear(plain.FEATURES, 70, dtype=np.float64))
+        mine = cut_sequential(model, mesh["pp"].size, [1] * 4)[mesh["pp"].rank]
+        trains = any(p.requires_grad for p in mine.parameters())
+        if trains and mesh.world.size > 1:
+            mine = fully_shard(mine, mesh["dp"], stage)
+        pipeline = Pipeline([mine], mesh["pp"], one_forward_one_backward(mesh["pp"].size, 4))
+        optimizer = optim.SGD([p for p in mine.parameters() if p.requires_grad], 0.1) if trains else None
+        loader, losses = loader_for(np.float64, 16, mesh["dp"].rank, mesh["dp"].size, False), []
+        for step, batch in zip(range(2), loader.epoch(0), strict=False):
+            mine.zero_grad()
+            losses.append(pipeline.run(batch, loss_of, seed=1, step=step, over=mesh["dp"]))
+            if trains:
+                optimizer.step()
+        found.append((full_state_dict([mine], mesh["pp"]), losses))
+    return found
+
+
 class Idle(nn.Module):
     def __init__(self, layer):
         super().__init__()
