@@ -73,8 +73,9 @@ class FullySharded(ReducingModule):
 
     parameters() and named_parameters() give this rank's pieces, under the module's names (units.py). The module's own
     tensors have values during forward only; whoever reads them at another time gets a ShardedParameterError. Hooks on a
-    piece see the sum over the ranks, when all gradients are there; a piece that is frozen gets none. A loss may have
-    pieces in it, 0.05 * sum((p ** 2).sum() for p in model.parameters()): each rank has its part of that penalty, whose
+    piece see the sum over the ranks, when all gradients are there. Of pieces that are frozen after wrapping, alike on
+    all ranks, no gradients are made from the next forward on, nor sent, where all of a unit are. A loss may have pieces
+    in it, 0.05 * sum((p ** 2).sum() for p in model.parameters()): each rank has its part of that penalty, whose
     gradients are added to the sums (not in exact mode, nor beside hooks on them: a backward of its own there).
 
     Inside no_sync(), and between exact mode's micro-shards, a rank keeps whole gradients (exact: log₂ of the
@@ -168,6 +169,8 @@ class FullySharded(ReducingModule):
         if not self._in_backward():     # where a checkpoint runs forward again
             self._clean_up()
         self._forward_begins()
+        for unit in self.trained:
+            unit.follow()
         for unit in self.units if ledger.open_ledgers else ():
             unit.count()
         with ledger.spanning("compute", "forward"):
@@ -259,15 +262,18 @@ class FullySharded(ReducingModule):
             self.posted += 1
 
     def _complete(self, unit):
-        """A unit's backward is over: reduce its gradients, and free its values."""
-        if self.last:
+        """A unit's backward is over: reduce its gradients, and free its values. Where all of it has been frozen nobody
+        waits for a sum; what is frozen may be wanted still, for the gradients of what lies below."""
+        if not unit.wanted:
+            unit.forget()
+        elif self.last:
             unit.reduce(self.exact, folded=self.exact and self.done > 0)
             self.in_flight.append(unit)
             if len(self.in_flight) > 1:     # beside the one on its way a rank holds one more unit's whole gradients
                 self.in_flight.pop(0).finish(self.exact)
         elif self.exact:
             unit.fold()
-        if not unit.users:
+        if not unit.users and len(unit.wanted) == len(unit.pieces):
             unit.drop()
 
     def _let_go(self):
@@ -303,8 +309,9 @@ class FullySharded(ReducingModule):
         """Every parameter that some rank has used has its gradient, the others have none."""
         counts = xp.array([users for unit in self.trained for users in unit.used], xp.int32)
         self.comm.all_reduce(counts)
-        names = [name for unit in self.trained for name in unit.names]
-        self.unused_parameters = [name for name, users in zip(names, counts, strict=True) if not users]
+        named = [each for unit in self.trained for each in zip(unit.names, unit.pieces, strict=True)]
+        self.unused_parameters = [name for (name, piece), users in zip(named, counts, strict=True)
+                                  if not users and piece.requires_grad]
         counts = iter(counts.tolist())
         for unit in self.trained:
             unit.hand_out([next(counts) for _ in unit.pieces])

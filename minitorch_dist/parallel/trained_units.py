@@ -69,6 +69,8 @@ class TrainedUnit(Unit):
         self.counter = BinaryCounter()
         self.written = set()        # whose gradient lies in `grads`
         self.used = [0] * len(named)    # whether this rank has had a gradient for it in this step
+        self.trains = [True] * len(named)   # whether its piece wanted a gradient when the last forward began
+        self.wanted = set(self.places)      # ids of leaves whose pieces did when this backward began
 
     def cut_of(self, tensor):
         """Of a piece: its parameter's (name, shape, how many of its elements each rank has)."""
@@ -89,12 +91,25 @@ class TrainedUnit(Unit):
         return [name for name, leaf, piece in zip(self.names, self.leaves, self.pieces, strict=True)
                 if id(leaf) in self.written and piece.requires_grad and id(piece.leaf) not in self.flat.forgotten]
 
+    def follow(self):
+        """A forward begins: a parameter whose piece has been frozen since the last one is frozen, and the other way
+        round."""
+        for i, (s, piece) in enumerate(zip(self.segments, self.pieces, strict=True)):
+            if piece.requires_grad != self.trains[i]:
+                self.trains[i] = piece.requires_grad
+                s.tensor.requires_grad_(piece.requires_grad)
+
     def expect(self):
         """A backward pass begins."""
-        self.missing = set(self.places)
+        self.wanted = {id(leaf) for leaf, piece in zip(self.leaves, self.pieces, strict=True) if piece.requires_grad}
+        self.missing = set(self.wanted)
 
     def take(self, tensor):
-        """A parameter's gradient is complete: add it to those of earlier passes, and take it from the parameter."""
+        """A parameter's gradient is complete: add it to those of earlier passes, and take it from the parameter. Where
+        its piece has been frozen since forward, it counts for nothing."""
+        if id(tensor) not in self.wanted:
+            tensor.grad = None
+            return
         s, leaf, grad = self.places[id(tensor)], tensor.leaf, tensor.grad
         if grad.requires_grad:
             raise RuntimeError("backward(create_graph=True): the sum over the ranks can't be differentiated again")

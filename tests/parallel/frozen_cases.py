@@ -343,3 +343,40 @@ def refused():
         p.requires_grad_()
         found[name] = said(lambda model=model: model(x))
     return found
+
+
+# ---------------------------------------------------------------- between two steps
+
+LATER = "0.weight", "0.bias", "2.weight"       # a unit, and a part of another one
+
+
+def frozen_later(stage, exact):
+    """(parameters after four steps, [norm of each step's gradients], [bytes that its reduce-scatters send], [whether
+    gradients of LATER were made]) of a model of three layers, of which LATER is frozen in the second and third step;
+    what unused_parameters says in the second; parameters and norms of a process alone."""
+    world, found = comm.world(), []
+    x = np.random.default_rng(3).standard_normal((8, 5))
+    for sharded in (True, False):
+        mt.manual_seed(2)
+        first, second, third = (nn.Linear(*shape, dtype=np.float64) for shape in ((5, 40), (40, 30), (30, 2)))
+        model = module = nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), third)
+        if sharded:
+            model = fully_shard(module, world, stage, exact=exact, units=[first, second, third])
+        optimizer = optim.AdamW(model.parameters(), 0.05, weight_decay=0.1)
+        norms, sent, made, unused = [], [], [], []
+        mine, size = (len(x) // world.size, 1 if exact else len(x) // world.size) if sharded else (len(x), len(x))
+        first = world.rank * mine if sharded else 0
+        for step in range(4):
+            for name, p in model.named_parameters():
+                p.requires_grad_(not (step in (1, 2) and name in LATER))
+            optimizer.zero_grad()
+            with ledger.record() as book:
+                for i in range(first, first + mine, size):
+                    (model(x[i:i + size]) ** 2).sum().backward()
+            sent.append(sum(n for (_, op), n in book.bytes_sent.items() if op == "reduce_scatter"))
+            made.append([p.requires_grad for name, p in module.named_parameters() if name in LATER])
+            unused.append(model.unused_parameters if sharded else [])
+            norms.append(optim.clip_grad_norm_(model.parameters(), 1e9))
+            optimizer.step()
+        found.append((full_state_dict(model) if sharded else module.state_dict(), norms, sent, made, unused))
+    return found

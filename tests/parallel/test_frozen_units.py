@@ -259,3 +259,16 @@ def test_what_is_refused():
         assert "backward needs the parameters of blocks.1 (float32), frozen as they were in forward" in found["written"]
         for name in ("thawed", "piece thawed"):
             assert "norm.weight: frozen when the model was wrapped, and wants a gradient now" in found[name]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_what_is_frozen_between_two_steps_has_no_gradients_made_or_sent(stage, exact):
+    """And is trained again when it is no longer."""
+    for (values, norms, sent, made, unused), (wanted, alone, *_) in crews.call(CASES + "frozen_later", 2,
+                                                                               (stage, exact))[:1]:
+        for name, value in wanted.items():
+            np.testing.assert_allclose(values[name], value, rtol=0, atol=1e-12, err_msg=name)
+        np.testing.assert_allclose(norms, alone, rtol=1e-12)
+        assert made == [[True] * 3, [False] * 3, [False] * 3, [True] * 3] and unused == [[]] * 4
+        assert sent[0] == sent[3] and sent[1] == sent[2] < sent[0]
