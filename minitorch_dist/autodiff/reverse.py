@@ -44,6 +44,7 @@ from .ops.reduction import unbroadcast
 from .primitive import TRACED, Into, Primitive, lower, mode, place, state
 from .saved import FREED
 from .tensor import Leaf, Lifted, Tensor, outputs
+from .traced import explain
 from .writes import log, wrote
 
 hooked = False      # whether any tensor ever had a hook on its gradient: most programs never look further
@@ -401,5 +402,6 @@ class new_level:
         state.level += 1
         return state.level
 
-    def __exit__(self, *exc):
+    def __exit__(self, kind, error, trace):
         state.level -= 1
+        explain(error)

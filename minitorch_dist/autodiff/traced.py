@@ -1,6 +1,8 @@
 """Traced: what tapes and duals have in common, and how a value leaves them."""
 
-from ..backend import device_of, is_floating, recording, to
+import numpy as np
+
+from ..backend import device_of, is_array, is_floating, recording, to
 
 
 class Traced:
@@ -113,6 +115,20 @@ class Traced:
 
 
 TRACED = set()
+
+
+def explain(error):
+    """Add to an exception of NumPy's, inside a transform of its arrays, what to write instead."""
+    note = None
+    if isinstance(error, AttributeError) and (is_array(error.obj) or isinstance(error.obj, np.generic)) \
+            and hasattr(Traced, error.name or ""):
+        note = ("In a transform of NumPy's arrays what has no derivative, as x > 0 and x.argmax(), is NumPy's, too: "
+                f"write (x > 0).astype(x.dtype), as of arrays, or mt.tensor(x > 0).{error.name}; or give it Tensors")
+    elif isinstance(error, TypeError) and "does not support ufuncs (__array_ufunc__=None)" in str(error):
+        note = ("NumPy can't put what a transform follows into an array of its own: write y = y + x for y += x, and "
+                "mt.exp(x) for np.exp(x)")
+    if note is not None and note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
 
 
 def lower(x):

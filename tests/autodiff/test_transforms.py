@@ -1,10 +1,13 @@
 """Functional transforms: nesting, pytrees, errors."""
 
+import re
+
 import numpy as np
 import pytest
 
 import minitorch_dist as mt
 from minitorch_dist import nn
+from minitorch_dist.autodiff.primitive import lower
 
 one = np.float64(1.0)
 
@@ -172,3 +175,34 @@ def test_numbers_that_are_meant_to_be_constants_or_to_be_looked_at(way, capsys):
     else:
         np.testing.assert_allclose(found, (total ** 3, 2 * x.sum() * total ** 2))
     assert capsys.readouterr().out == "1.25\n"
+
+
+def into_an_array(x):
+    y = np.zeros(3)
+    y += x
+    return (y * y).sum()
+
+
+@pytest.mark.parametrize("f, error, said", [
+    (lambda x: ((x > 0).float() * x).sum(), AttributeError, r"mt\.tensor\(x > 0\)\.float"),
+    (lambda x: (x.argmax() == 1).long() * x.sum(), AttributeError, r"mt\.tensor\(x > 0\)\.long"),
+    (into_an_array, TypeError, r"write y = y \+ x for y \+= x"),
+    (lambda x: np.exp(x).sum(), TypeError, r"mt\.exp\(x\) for np\.exp\(x\)")])
+@pytest.mark.parametrize("transform", [
+    mt.grad, lambda f: lambda x: mt.jvp(f, (x,), (x,)), lambda f: mt.grad(lambda x: (mt.grad(f)(x) ** 2).sum())],
+    ids=["grad", "jvp", "nested"])
+def test_what_numpy_refuses_in_a_transform_says_what_to_write(transform, f, error, said):
+    with pytest.raises(error) as raised:
+        transform(f)(np.array([1.0, -2.0, 3.0]))
+    note, = raised.value.__notes__
+    assert re.search(said, note)
+
+
+def test_what_it_says_to_write_works():
+    x = np.array([1.0, -2.0, 3.0])
+    for f in (lambda x: (mt.tensor(x > 0).float() * x).sum(), lambda x: ((x > 0).astype(x.dtype) * x).sum(),
+              lambda x: ((x > 0) * x).sum()):
+        np.testing.assert_array_equal(lower(mt.grad(f)(x)), [1.0, 0.0, 1.0])
+    with pytest.raises(AttributeError) as raised:     # somebody's own mistake has no note
+        mt.grad(lambda x: np.ones(3).nonsense * x)(x)
+    assert not hasattr(raised.value, "__notes__")
