@@ -31,10 +31,11 @@ def same_bits(got, wanted):
         np.testing.assert_array_equal(g, w)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 @pytest.mark.parametrize("shape", [(24,), (31, 24), (3, 7, 24)])
 def test_one_op_makes_the_bits_of_two(shape, approximate, dtype):
+    dtype = backend.as_dtype(dtype)
     layers = nn.Linear(24, 37, dtype=dtype), nn.GELU(approximate), nn.Linear(37, 24, dtype=dtype)
     mlp, apart = FeedForward(*layers), nn.Sequential(*layers)
     assert [name for name, _ in mlp.named_parameters()] == ["0.weight", "0.bias", "2.weight", "2.bias"]

@@ -7,7 +7,7 @@ matter of speed alone; tests hold the two against each other in every mode.
 
 import math
 
-from ...backend import add_up, by_tiles, choose, is_short, tiled_cross_entropy, to_device_of, xp
+from ...backend import add_up, by_tiles, choose, in_float32, is_half, is_short, tiled_cross_entropy, to_device_of, xp
 from ...backend.tiled_cross_entropy import counted_labels
 from ..primitive import Primitive, bind, lower, state
 from .elementwise import astype, erf, exp, floats, raw_sigmoid, sigmoid, tanh, where
@@ -222,25 +222,32 @@ def _by_tanh(name, approximate):
 
 # ---------------------------------------------------------------- gelu(x Wᵀ + b)
 
+def _as_two(function, x, *args):
+    """function(x, *args), rounded to 16 bits where an op by itself would be."""
+    return in_float32(function, x, *args) if x.itemsize == 2 and is_half(x) else function(x, *args)
+
+
 def _linear_gelu_forward(x, weight, bias, approximate):
-    u = linear_forward(x, weight, bias)
-    y, share = _gelu_forward(u, approximate)
+    u = _as_two(linear_forward, x, weight, bias)
+    y, share = _as_two(_gelu_forward, u, approximate)
     return y, (u, share)
 
 
 def _linear_gelu_pullback(ct, wanted, x, weight, approximate, aux):
     u, share = aux
-    return linear_pullback(_gelu_slope(ct, u, approximate, share), wanted, x, weight)
+    ct = _as_two(_gelu_slope, ct, u, approximate, share)
+    return _as_two(lambda ct, x, weight: linear_pullback(ct, wanted, x, weight), ct, x, weight)
 
 
 _linear_gelu = Primitive(
-    "linear_gelu", _linear_gelu_forward, "x weight bias", "approximate", aux=True, pullback=_linear_gelu_pullback,
+    "linear_gelu", _linear_gelu_forward, "x weight bias", "approximate", aux=True, own_sums=True,
+    pullback=_linear_gelu_pullback,
     definition=lambda x, weight, bias, approximate: _gelu_definition(linear(x, weight, bias), approximate))
 
 
 def linear_gelu(x, weight, bias=None, approximate="none"):
-    """gelu(x Wᵀ + b), to the bit gelu(linear(x, weight, bias)) on the CPU: x (…, in), weight (out, in), bias (out) or
-    None -> (…, out). See linear and gelu.
+    """gelu(x Wᵀ + b), to the bit gelu(linear(x, weight, bias)) on the CPU, in 16 bits as well: x (…, in), weight (out,
+    in), bias (out) or None -> (…, out). See linear and gelu.
 
     Fused for GPUs: behind the product, one kernel adds the bias and applies GELU; backward likewise.
     """
