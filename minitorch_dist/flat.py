@@ -117,6 +117,14 @@ class FlatBuffer:
         """The segments of tensors that live here still, and haven't moved to another FlatBuffer."""
         return [s for s in self.segments if s.tensor.leaf.flat is self]
 
+    def live_in(self, params):
+        """Move the parameters to other storage of this size, and take the values that stand there."""
+        self.params = params
+        self.views = [params[s.start:s.stop].reshape(s.tensor.shape) for s in self.segments]
+        for s, view in zip(self.segments, self.views, strict=True):
+            if s.tensor.leaf.flat is self:
+                s.tensor.data = view
+
     def collect(self, fill_missing):
         """Make `grads` hold every tensor's gradient, those that users have replaced by hand too.
 

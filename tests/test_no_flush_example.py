@@ -1,0 +1,35 @@
+"""examples/no_flush.py: both pipelines on the same digits, at each rate; and what doesn't fit."""
+
+from pathlib import Path
+
+import pytest
+
+from examples import no_flush
+from tests import crews
+from tests.crews import threads
+
+PROGRAM = Path(no_flush.__file__)
+SMALL = ["--epochs", "1", "--hidden", "8", "--batch-size", "500", "--lr", "0.01,0.02"]
+
+
+def test_it_prints_both_beside_each_other():
+    ended = crews.launch([PROGRAM, *SMALL, "--micro-batches", "3"], 2, limit=60, env=threads(2)).check()
+    said, _, head, *rows = ended.stdout[0].splitlines()
+    assert said == ("2 ranks, 3 micro-batches; on paper ranks wait for 25 % of the time with a flush, "
+                    f"{100 / (2 * 3 + 1):.1f} % without")
+    assert head.split() == ["lr", "loss", "test", "ms/step"] + ["loss", "test", "ms/step"]
+    assert [row.split()[0] for row in rows] == ["0.01", "0.02"] and not any("nan" in row for row in rows)
+
+
+def test_one_rank_waits_for_nobody(capsys):
+    assert no_flush.main(SMALL) == 0
+    assert "ranks wait for 0 % of the time with a flush, 0.0 % without" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (["--lr", "0.1,x"], "--lr 0.1,x: expected numbers above 0"), (["--lr", "-1"], "--lr -1: expected"),
+    (["--micro-batches", "0"], "--micro-batches 0: must be"), (["--hidden", "a"], "--hidden 'a'")])
+def test_what_does_not_fit_is_a_usage_error(capsys, options, said):
+    with pytest.raises(SystemExit) as stopped:
+        no_flush.main(options)
+    assert stopped.value.code == 2 and said in capsys.readouterr().err
