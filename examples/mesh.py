@@ -37,8 +37,9 @@ from minitorch_dist.parallel.tensor_parallel import parallelize_module, plan_of
 from minitorch_dist.plan import DEVICES, GPT, Job, plan
 
 AXES = ("dp", "pp", "cp", "ep", "tp")       # neighbours are tp's: they send most
-SETTINGS = ("family", "layers", "heads", "dim", "length", "window", "qk_norm", "experts", "dropout", "dtype", "lr",
-            "warmup", "clip", "seed", "steps", "batch_size", "exact")   # what the curve depends on; none of the mesh
+SETTINGS = ("family", "layers", "heads", "dim", "length", "window", "qk_norm", "experts", "dropout",
+            "attention_dropout", "dtype", "lr", "warmup", "clip", "seed", "steps", "batch_size",
+            "exact")    # what the curve depends on; none of the mesh
 REPLICAS = ("dp", "cp", "ep")       # over which gradients are summed
 SIZES = {"layers": (4, "blocks"), "heads": (4, "attention heads"), "dim": (64, "width"),
          "length": (8, "characters that the model sees"), "batch_size": (128, "samples per step, over all ranks"),
@@ -52,7 +53,7 @@ SAYS_EVERY = 100    # steps
 RANGES = {
     program.AT_LEAST_1: (*SIZES, "pp", "cp", "ep", "tp", "chunks", "micro_batches", "save_every"),
     program.AT_LEAST_0: ("experts", "lr", "warmup", "clip", "seed"),
-    program.PROBABILITY: ("dropout",),
+    program.PROBABILITY: ("dropout", "attention_dropout"),
 }
 
 
@@ -79,6 +80,8 @@ def parse(argv):
     p.add_argument("--qk-norm", action="store_true", help="norms of each head's queries and keys")
     p.add_argument("--experts", type=int, default=0, help="in each block, of which a token meets two (default: none)")
     p.add_argument("--dropout", type=float, default=0.0, help="probability to drop a unit")
+    p.add_argument("--attention-dropout", type=float, default=0.0, help="probability to drop a weight of attention; "
+                   "not in a ring: --cp-by all_to_all")
     p.add_argument("--dtype", choices=["float32", "float64"], default="float32", help="of all numbers")
     p.add_argument("--lr", type=float, default=3e-3, help="learning rate of AdamW, after a warmup, down to a tenth")
     p.add_argument("--warmup", type=int, default=50, help="steps over which it rises")
@@ -127,7 +130,7 @@ def network(args, task):
     mt.manual_seed(args.seed)
     return nn.GPT(len(task.vocabulary), args.length, args.layers, args.heads, args.dim, dropout=args.dropout,
                   tied=args.family == "gpt", dtype=np.dtype(args.dtype), window=args.window,
-                  qk_norm=args.qk_norm, **FAMILIES[args.family],
+                  qk_norm=args.qk_norm, attention_dropout=args.attention_dropout, **FAMILIES[args.family],
                   # Each sequence's tokens choose among themselves: so the mesh makes no difference.
                   moe={"experts": args.experts, "group": "sequence"} if args.experts else None)
 
@@ -184,7 +187,7 @@ def on_paper(args, task, mesh):
     """plan.Plan of the run."""
     sizes = GPT(args.layers, args.dim, args.heads, len(task.vocabulary), args.length, tied=args.family == "gpt",
                 dropout=args.dropout > 0, family=args.family, experts=args.experts, group="sequence",
-                window=args.window, qk_norm=args.qk_norm)
+                window=args.window, qk_norm=args.qk_norm, attention_dropout=args.attention_dropout > 0)
     job = Job(sizes, **mesh.axes, stage=args.zero, precision="float32", batch=args.batch_size,
               time=task.inputs.shape[1], micro_batches=args.micro_batches, schedule=args.schedule,
               chunks=args.chunks if args.schedule == "interleaved" else 1, sequence_parallel=args.sequence_parallel,

@@ -17,6 +17,7 @@ SMALL = ["--dim", "16", "--batch-size", "24", "--micro-batches", "3", "--steps",
 
 
 EXPERTS, WINDOWS = ["--experts", "4"], ["--window", "3,all,5", "--qk-norm"]
+DROPPED = ["--attention-dropout", "0.2"]
 
 
 def run(n, folder, *flags):
@@ -50,11 +51,12 @@ def whole(tmp_path_factory):
     (8, ["--tp", "2", "--pp", "2", "--zero", "1"]),
     (8, [*EXPERTS, "--ep", "2", "--tp", "2", "--sequence-parallel", "--zero", "3"]),
     (8, [*EXPERTS, "--ep", "2", "--tp", "2", "--pp", "2", "--schedule", "zb-h1"]),
+    (8, [*DROPPED, "--cp", "2", "--cp-by", "all_to_all", "--tp", "2", "--zero", "3"]),
     (8, [*WINDOWS, "--cp", "2", "--pp", "2", "--tp", "2", "--schedule", "zb-v"])], ids=str)
 def test_one_curve(whole, tmp_path, n, flags):
     losses, summary = run(n, tmp_path, *flags)
-    wanted, summary_of_one, wanted_parameters = whole(*(EXPERTS if EXPERTS[0] in flags else []),
-                                                      *(WINDOWS if WINDOWS[0] in flags else []))
+    wanted, summary_of_one, wanted_parameters = whole(*(
+        flag for kind in (EXPERTS, WINDOWS, DROPPED) if kind[0] in flags for flag in kind))
     np.testing.assert_allclose(losses, wanted, rtol=1e-10)
     assert summary["unseen_sums_right"] == summary_of_one["unseen_sums_right"]
     assert np.prod([*summary["mesh"].values()]) == n

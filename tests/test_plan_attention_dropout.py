@@ -25,11 +25,14 @@ RUNS = {    # as test_plan_ledger.py's
     "windows": dropping(context=150, window=(10, None)) | {"time": 150, "micro_batches": 2},
     "3, checkpoints": dropping() | {"dp": 2, "stage": 3, "checkpointing": True}, "tensors": dropping() | {"tp": 2},
     "sequences": dropping() | {"tp": 2, "time": 10, "sequence_parallel": True},
+    "sequences by heads": dropping() | {"cp": 2, "time": 12, "cp_by": "all_to_all"},
+    "by heads, tensors": dropping(qk_norm=True) | {"cp": 2, "tp": 2, "time": 12, "cp_by": "all_to_all"},
     "norms, uneven": dropping(qk_norm=True) | {"dp": 2, "batch": 14, "micro_batches": 2},
     "adapters": dropping() | {"lora_rank": 3, "lora_targets": ("*mlp.0",)}, "ahead": dropping(predict=3),
     "experts, by tiles": dropping(experts=4) | {"tp": 2, "tiled_loss": True},
 }
-LLAMAS, DEEPSEEKS = ("alone", "windows", "tensors", "norms, uneven"), ("alone", "3, checkpoints")
+LLAMAS = "alone", "windows", "tensors", "norms, uneven", "sequences by heads"
+DEEPSEEKS = "alone", "3, checkpoints", "sequences by heads"
 
 
 @pytest.mark.parametrize("family, name", [*(("gpt", name) for name in RUNS), *(("llama", name) for name in LLAMAS),

@@ -31,8 +31,8 @@ class MultiHeadAttention(Module):
                 ops.scaled_dot_product_attention for what that costs
     sinks       whether each head has one, learned, 0 at first; the same there
     context     None, or who knows which positions x has, where it is a part of the sequence, and where the others' keys
-                are: positions(time) and, called (q, k, v, causal, scale, documents, window, sinks= if there are some),
-                attention; see parallel/context_parallel.py
+                are: positions(time) and, called (q, k, v, causal, scale, documents, window, sinks= and dropped= if
+                there are some, the latter where it `drops`), attention; see parallel/context_parallel.py
     scale       what scores are multiplied by, besides what rotary may add; None: 1/√(dim/heads)
     Sources: Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries); Jiang et al. 2023, "Mistral 7B" (windows);
     Henry et al. 2020, "Query-key normalization"; Qwen Team 2025, "Qwen3" (qk_norm as here).
@@ -129,7 +129,8 @@ class MultiHeadAttention(Module):
             y = ops.scaled_dot_product_attention(q, k, v, mask, dropped, is_causal=self.causal, scale=self._scale(),
                                                  documents=documents, window=self.window, **self._more())
         else:
-            y = self.context(q, k, v, self.causal, self._scale(), documents, self.window, **self._more())
+            more = self._more() | ({"dropped": dropped} if dropped else {})
+            y = self.context(q, k, v, self.causal, self._scale(), documents, self.window, **more)
         return self._merged(y)
 
     def _more(self):
@@ -140,7 +141,7 @@ class MultiHeadAttention(Module):
         """What drops weights now; 0.0: nothing does."""
         if self.dropout is None or not self.dropout.training:
             return 0.0
-        if self.context is not None:
+        if self.context is not None and not self.context.drops:
             raise ValueError(f"{type(self).__name__}: dropout {self.dropout.p} of weights, of which a part is here "
                              f"({self.context}): call model.eval(), or leave it out")
         return self.dropout

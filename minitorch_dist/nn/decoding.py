@@ -166,6 +166,8 @@ class KeyValueCache:
 class _Places:
     """Which positions the tokens of this read have."""
 
+    drops = False       # weights: nobody trains here
+
     def __init__(self, cache):
         self.cache = cache
 

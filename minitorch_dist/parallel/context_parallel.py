@@ -100,9 +100,11 @@ def _in_order(x, ranks, layout, axis, back=False):
 # ---------------------------------------------------------------- attention by heads
 
 def ulysses_attention(query, key, value, comm, causal=False, layout="zigzag", scale=None, documents=None,
-                      window=None):
+                      window=None, dropped=None, sinks=None):
     """ring_attention's arguments and result, by four all-to-alls: of query, key, value, and of the result.
 
+    dropped    None, or what drops weights of a rank's share of the heads, (batch, heads/N, time, time)
+    sinks      None, or all heads' (heads,), as of scaled_dot_product_attention
     ValueError unless the ranks can share heads and kv_heads equally. Backward keeps what attention of whole sequences
     keeps, of heads/N heads. Collective.
     """
@@ -113,7 +115,9 @@ def ulysses_attention(query, key, value, comm, causal=False, layout="zigzag", sc
         documents = numbered(documents, (query.shape[0], comm.size * query.shape[TIME]))
     what = settings(band_of(causal, window), scale, layout, documents)
     q, k, v = (_part_of_heads(x, comm, layout, what) for x in (query, key, value))
-    y = ops.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, documents=documents, window=window)
+    sinks = sinks if sinks is None else sinks[comm.rank * q.shape[1]:(comm.rank + 1) * q.shape[1]]
+    y = ops.scaled_dot_product_attention(q, k, v, dropout_p=dropped or 0.0, is_causal=causal, scale=scale,
+                                         documents=documents, window=window, sinks=sinks)
     return _part_of_time(y, comm, layout, what)
 
 
@@ -156,7 +160,8 @@ class Context(Module):
                     to. They sum those of the modules that they were given: give them the whole model, or a whole stage.
                     Only a model in training asks: in evaluation a gradient is this rank's part of it
 
-    It has no parameters. Called (q, k, v, causal, scale, documents, window), it is attention of this rank's queries to
+    It has no parameters. Called (q, k, v, causal, scale, documents, window), and by name what MultiHeadAttention takes
+    besides, it is attention of this rank's queries to
     all ranks' keys; documents are those of the whole sequences, which `whole` makes of this rank's.
     """
 
@@ -167,6 +172,13 @@ class Context(Module):
         chunks(comm.rank, comm.size, layout)
         self.comm, self.how, self.layout = comm, how, layout
         self.divided_over, self.summed = comm, False
+
+    _name = property(lambda self: "", lambda self, name: None)     # what is drawn inside has its attention's path
+
+    @property
+    def drops(self):
+        """Whether attention's weights can be dropped."""
+        return self.how == "all_to_all"
 
     def length(self, time):
         """How long the sequences are of which each rank has so many positions."""
@@ -180,8 +192,8 @@ class Context(Module):
         """All ranks' numbers of documents, (batch, time/N) each, as those of whole sequences. Collective."""
         return lower(join_sequence(documents, self.comm, self.layout))
 
-    def forward(self, q, k, v, causal, scale=None, documents=None, window=None):
-        y = HOW[self.how](q, k, v, self.comm, causal, self.layout, scale, documents, window)
+    def forward(self, q, k, v, causal, scale=None, documents=None, window=None, **more):
+        y = HOW[self.how](q, k, v, self.comm, causal, self.layout, scale, documents, window, **more)
         check_summed(self, y)
         return y
 
@@ -228,9 +240,10 @@ def context_parallel(model, comm, how="ring", layout="zigzag"):
         _check(path or "the model", m, context)
     for path, m in modules.items():
         check_dropout("context_parallel", path, m)
+    of_weights = {id(m.dropout) for m in attentions}        # of whole sequences of a rank's heads, in all_to_all
     for m in modules.values():
         if isinstance(m, Dropout):
-            of_part(m, context=context)
+            of_part(m, **({"over": comm} if id(m) in of_weights else {"context": context}))
         elif hasattr(type(m), "context"):
             m.context = context
     return model
@@ -245,12 +258,13 @@ def _check(path, module, context):
     if isinstance(module, CrossAttention):
         raise ValueError(f"context_parallel: {path}, of class CrossAttention, looks at another sequence, of which it "
                          "isn't known whether a rank has all or a part: cut the samples or the heads instead")
-    if getattr(module, "dropout", None) is not None and isinstance(module, MultiHeadAttention):
-        raise ValueError(f"context_parallel: {path} drops weights with probability {module.dropout.p}, and a ring has "
-                         "none that could be dropped: leave attention's dropout out")
-    if getattr(module, "sinks", None) is not None:
-        raise ValueError(f"context_parallel: {path} has sinks, which a ring would count once per rank: leave them "
-                         "out")
+    if isinstance(module, MultiHeadAttention) and context.how == "ring":
+        if module.dropout is not None:
+            raise ValueError(f"context_parallel: {path} drops weights with probability {module.dropout.p}, and a ring "
+                             "has none that could be dropped: take how='all_to_all', or leave attention's dropout out")
+        if module.sinks is not None:
+            raise ValueError(f"context_parallel: {path} has sinks, which a ring would count once per rank: take "
+                             "how='all_to_all', or leave them out")
     if isinstance(module, Context):
         raise ValueError(f"context_parallel: the sequences are divided already, {module.extra_repr()}")
     shared = isinstance(module, MultiHeadAttention) and not isinstance(module, LinearAttention)

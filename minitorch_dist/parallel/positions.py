@@ -8,6 +8,8 @@ of them, and sequence parallelism over those that have the parts:
                context parallelism       sequence parallelism                              tp 1: 12 13 14 15
 """
 
+import numpy as np
+
 from .. import backend
 from ..autodiff import ops
 from ..autodiff.primitive import lower
@@ -41,11 +43,12 @@ class PartDropout(Dropout):
     comm      the ranks of sequence parallelism, which have equally many of these, in order; None: this one has them all
     features  (which of the last axis this rank has, of how many); None: all of them
     heads     the same of the axis of (batch, heads, time, sources)
+    over      the ranks of all_to_all, which share these heads, or all, equally (context_parallel.py); None: no one does
     x is (batch, time, …) where a context or comm divides the positions, with comm (batch, time, dim), else ValueError;
     (…, dim) where nothing does.
     """
 
-    context = comm = features = heads = None
+    context = comm = features = heads = over = None
 
     @by_position
     def forward(self, x):
@@ -56,16 +59,22 @@ class PartDropout(Dropout):
             shape[TIME], positions = self._positions(x)
         if self.features is not None:
             indices, shape[-1] = self.features
-        elif self.heads is not None:
-            heads, shape[HEADS] = self.heads
+        elif self.heads is not None or self.over is not None:
+            heads, shape[HEADS] = self._heads(x.shape[HEADS])
         draws = backend.random_rows(tuple(shape), lower(x))
         if positions is not None:
             draws = draws[:, positions]
         if self.features is not None:
             draws = draws[..., to_device_of(indices, lower(x))]
-        elif self.heads is not None:
+        elif self.heads is not None or self.over is not None:
             draws = draws[:, to_device_of(heads, lower(x))]
         return ops.dropout(x, self.p, mask=draws >= self.p)
+
+    def _heads(self, n):
+        """(which heads the n are that are here, of how many)."""
+        ranks, rank = (1, 0) if self.over is None else (self.over.size, self.over.rank)
+        heads, count = self.heads or (np.arange(ranks * n), ranks * n)
+        return heads[rank * n:(rank + 1) * n], count
 
     def _positions(self, x):
         """(how many positions all ranks have, which of them this one has)."""

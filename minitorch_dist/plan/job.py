@@ -220,8 +220,9 @@ class Job:
                                             f"lower --{'cp' if self.cp > 1 else 'tp'}"))
         if self.cp == 1:
             return
-        if self.model.attention_dropout:
-            raise ValueError(f"cp={self.cp} ranks that share sequences drop no weights: leave --attention-dropout out")
+        if self.model.attention_dropout and self.cp_by == "ring":
+            raise ValueError(f"cp={self.cp} ranks in a ring drop no weights: take --cp-by all_to_all, or leave "
+                             "--attention-dropout out")
         if self.cp_by == "all_to_all" and (self.model.kv_heads or self.model.heads) // self.tp % self.cp:
             raise ValueError(f"cp={self.cp} ranks must divide the heads that tp={self.tp} leaves, of keys too: lower "
                              "--cp, or take --cp-by ring")

@@ -199,9 +199,9 @@ def attend(**options):
     (ValueError, lambda: read(gpt()), "MultiHeadAttention: dropout 0.4 of weights, of which a part is here .a cach"),
     (ValueError, lambda: read(gpt(**KINDS["latents"])), "LatentAttention: dropout 0.4 of weights"),
     (ValueError, lambda: context_parallel.context_parallel(gpt(), mt.comm.world()),
-     "blocks.0.attention drops weights with probability 0.4, and a ring has none"),
+     "blocks.0.attention drops weights with probability 0.4, and a ring has none .* take how='all_to_all'"),
     (ValueError, lambda: context_parallel.context_parallel(gpt(attention_dropout=0.0, sinks=True), mt.comm.world()),
-     "blocks.0.attention has sinks, which a ring would count once per rank"),
+     "blocks.0.attention has sinks, which a ring would count once per rank: take how='all_to_all'"),
 ])
 def test_what_does_not_fit_is_refused(error, call, words):
     with pytest.raises(error, match=words):
