@@ -343,7 +343,7 @@ def generate(model, tokens, count, temperature=1.0, stream=None, end=None, cache
     tokens = beginning("generate", model, tokens, count)
     stream = stream or backend.next_stream()
     kept = KeyValueCache(model) if cache or cache is None and uncacheable(model) is None else None
-    together = any(hasattr(m, "divided_over") and m.divided_over.size > 1 for m in model.modules())
+    together = {m.divided_over for m in model.modules() if hasattr(m, "divided_over") and m.divided_over.size > 1}
     ended = None
     with evaluating(model):
         for _ in range(count):
@@ -360,9 +360,20 @@ def generate(model, tokens, count, temperature=1.0, stream=None, end=None, cache
             tokens = xp.concatenate([tokens, new[:, None]], 1)
             if end is not None:
                 ended = tokens[:, -1] == end
-                if not together and bool(ended.all()):
+                if not _going_on(ended, together):
                     break
     return tokens
+
+
+def _going_on(ended, together):
+    """Whether a row hasn't ended, or one of the ranks' that go through the model with this one. together: those that
+    modules are divided over; of several, nobody knows who waits for whom, and all go on."""
+    left = xp.array([int((~ended).sum())])
+    if len(together) > 1:
+        return True
+    for comm in together:
+        comm.all_reduce(left)
+    return bool(left[0])
 
 
 def likeliest(logits, top_k=None, top_p=None):

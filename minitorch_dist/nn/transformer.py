@@ -321,8 +321,8 @@ class GPT(Module):
                      and those as likely as the last of them (Holtzman et al. 2019, "nucleus sampling")
         stream       a np.random.Generator (default: the library's), or what has its gumbel(size=(batch, vocabulary))
         end          the token that ends a row: the row's later ones are `end` too, and when all rows have ended, so
-                     does the result, shorter; but not of divided experts, whose ranks have rows of their own, and go
-                     on together
+                     does the result, shorter; of divided experts when those of all their ranks have, which go on
+                     together, by a sum of 8 bytes per token
         cache        keep keys and values, so that a token costs one position's work (decoding.py). None: where
                      decoding.uncacheable(self) is None; True: ValueError elsewhere; False: work on all tokens anew for
                      each. The tokens are the same, but for rounding

@@ -100,19 +100,35 @@ def tensor_bytes():
     return book.bytes_sent["tp", "all_reduce"], 12 * GROUP
 
 
+def of_experts():
+    """A GPT with a mixture of experts."""
+    mt.manual_seed(1)
+    model = nn.GPT(VOCABULARY, LENGTH, layers=1, heads=4, dim=16, dtype=np.float64,
+                   moe={"experts": 4, "k": 2, "capacity_factor": 2, "group": "sequence"})
+    for p in model.parameters():
+        p.data *= 3
+    return model
+
+
+def all_have_ended():
+    """(tokens of this rank's row by a model whose experts are divided, those of all rows by one that is whole, the
+    token that ends them): it stands in each row, at another place in each, and not at the end."""
+    world, model, whole = comm.world(), of_experts(), of_experts()
+    for seed in range(100):
+        questions = np.random.default_rng(seed).integers(0, VOCABULARY, (world.size, QUESTION))
+        texts = whole.generate(questions, COUNT, 0)
+        in_all = set.intersection(*({*row} for row in texts[:, QUESTION:-1].tolist()))
+        places = {end: {row.index(end) for row in texts[:, QUESTION:].tolist()} for end in in_all}
+        if ends := [end for end, at in places.items() if len(at) > 1]:
+            break
+    tp.parallelize_module(model, world, moe.plan_of(model))
+    return model.generate(questions[world.rank:world.rank + 1], COUNT, 0, end=ends[0]), texts, ends[0]
+
+
 def of_divided_experts():
     """(tokens of this rank's rows by a model whose experts are divided, by one that is whole, which token ends them,
     rewards of a rollout of each's rows): all answers of the first rank's rows end before another's."""
-    world = comm.world()
-
-    def made():
-        mt.manual_seed(1)
-        model = nn.GPT(VOCABULARY, LENGTH, layers=1, heads=4, dim=16, dtype=np.float64,
-                       moe={"experts": 4, "k": 2, "capacity_factor": 2, "group": "sequence"})
-        for p in model.parameters():
-            p.data *= 3
-        return model
-    model, whole = made(), made()
+    world, model, whole = comm.world(), of_experts(), of_experts()
     questions = np.random.default_rng(4).integers(0, VOCABULARY, (world.size, QUESTION))
     texts = whole.generate(questions, COUNT, 0)
     end = next(token for token in texts[0, QUESTION:-1] if token not in texts[1, QUESTION:])

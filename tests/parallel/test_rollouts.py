@@ -116,6 +116,15 @@ def test_divided_experts_go_on_together():
         assert abs(reward - wanted) < 1e-12
 
 
+def test_ranks_that_share_experts_stop_together_when_all_rows_have_ended():
+    for rank, (found, texts, end) in enumerate(crews.call(CASES + "all_have_ended", 2)):
+        first, second = places = [row.tolist().index(end) for row in texts[:, cases.QUESTION:]]
+        assert first != second and max(places) < texts.shape[1] - cases.QUESTION - 1
+        ended = (texts[rank, cases.QUESTION:] == end).cumsum() > 0
+        wanted = np.where(ended, end, texts[rank, cases.QUESTION:])[:max(places) + 1]
+        assert found[0, cases.QUESTION:].tolist() == wanted.tolist()
+
+
 def test_draws_belong_to_the_answer():
     def drawn(rows, step=3, seed=1, group=4):
         draws = rollouts.Draws(seed, step, rows, group)
