@@ -199,8 +199,8 @@ class custom_vjp(Custom):
                              "argument") from error
         for (i, g), p, value in zip(gs, parents, flatten(args)[0], strict=True):
             if g is not None and p is not None:
-                check_cotangent(g, p.shape, p.dtype, f"cotangent of argument {i} from the backward of "
-                                                     f"{self.__name__!r}", value)
+                check_cotangent(g, p.shape, value.dtype, f"cotangent of argument {i} from the backward of "
+                                                         f"{self.__name__!r}", value)
         return [g for _, g in gs]
 
     def push(self, values, rebuild, level):

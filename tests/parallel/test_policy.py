@@ -3,7 +3,11 @@
 import numpy as np
 import pytest
 
+import minitorch_dist as mt
+from minitorch_dist import comm, nn
 from minitorch_dist.backend import as_dtype
+from minitorch_dist.compress.low_precision import convert_to_low_precision_training
+from minitorch_dist.parallel import MixedPrecisionPolicy, fully_shard
 from minitorch_dist.testing import ranks
 from tests.crews import crews
 
@@ -95,6 +99,21 @@ def test_accumulation_and_checkpoints(stage):
     for one, unrounded in zip(*(crews.call(CASES + "accumulated", 1, (stage,))[0][way] for way in ("one", "values")),
                               strict=True):
         np.testing.assert_array_equal(one, unrounded.astype(as_dtype("bfloat16")).astype(np.float32))
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_rule_by_hand_gives_gradients_of_the_values(stage):
+    """Products of few bits have one: they see 16 bits, while the parameter's gradient is kept in float32."""
+    def gradients(wrap):
+        mt.manual_seed(3)
+        model = wrap(convert_to_low_precision_training(nn.Sequential(nn.Linear(16, 8)), "rowwise"))
+        x = np.random.default_rng(1).standard_normal((5, 16)).astype(as_dtype("bfloat16"))
+        model(x).sum().backward()
+        return [p.grad.numpy().astype(np.float32).reshape(-1) for p in model.parameters()]
+    policy = MixedPrecisionPolicy("bfloat16")
+    for got, wanted in zip(gradients(lambda m: fully_shard(m, comm.world_of_one(), stage, mp_policy=policy)),
+                           gradients(lambda m: m.to("bfloat16")), strict=True):
+        np.testing.assert_array_equal(got[:wanted.size], wanted)
 
 
 def test_on_a_gpu():
