@@ -239,7 +239,7 @@ def sequence_balance_loss(logits, k):
     experts = logits.shape[-1]
     best = lower(ops.topk(lower(logits), k)[1])
     among = (best[..., None] == xp.arange(experts, like=best)).any(2)
-    share = among.mean(1).astype(lower(logits).dtype) * (experts / k)
+    share = (among.mean(1) * (experts / k)).astype(lower(logits).dtype)
     return ops.mean(ops.sum(ops.mean(ops.softmax(logits), 1) * share, -1))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
-from minitorch_dist import nn
+from minitorch_dist import backend, nn
 from minitorch_dist.nn import moe
 from minitorch_dist.nn.loss import log_sigmoid
 
@@ -283,6 +283,15 @@ def test_the_logarithm_of_a_sigmoid_has_its_derivatives_at_0():
 def test_visits_of_nodes_that_cannot_share_the_experts(nodes):
     with pytest.raises(ValueError, match=f"6 experts can't lie on {nodes} nodes equally"):
         moe.route(random(9).standard_normal((2, 5, 6)), 2, 3).visits(nodes)
+
+
+@pytest.mark.parametrize("weight", ["balance", "z", "sequence_balance"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_auxiliary_losses_have_the_dtype_of_x(dtype, weight):
+    """Else a pipeline's stages, between which the loss is a feature of x, would give another one than one process."""
+    x = random(4).standard_normal((2, 3, 5)).astype(backend.as_dtype(dtype))
+    y, aux = layer(dtype=x.dtype, **{weight: 0.1})(x)
+    assert y.dtype == aux.dtype == x.dtype
 
 
 def test_routing_by_an_unknown_score():
