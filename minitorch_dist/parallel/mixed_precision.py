@@ -46,7 +46,8 @@ class MixedPrecisionPolicy:
     param_encoding       encodings.Blocks, say Blocks(8), stage 3: how values travel from the float32 pieces. The model
                          runs on what they are rounded to, of each by at most 1/254 of the largest in its block (4 bits:
                          1/14). That is the same on any number of ranks: exact mode has one set of bits, though not the
-                         one without. Frozen parameters travel as they are
+                         one without. (Blocks begin where units do: stages of a pipeline and divided experts are units
+                         of their own, and round in other blocks than one process.) Frozen parameters travel as they are
     reduce_encoding      Blocks, say Blocks(4): how gradients travel to be summed in float32 (few_bits.py). They are
                          rounded once on each rank, and once more between groups of reshard_after_forward's: the sum is
                          off by what all these are together, which depends on the ranks; so not in exact mode. To the
