@@ -1,6 +1,7 @@
 """Adam and AdamW."""
 
 from math import sqrt
+from operator import is_not
 
 from .. import kernels
 from ..autodiff.writes import wrote
@@ -81,10 +82,10 @@ class Adam(Optimizer):
 
     def apply_fused(self, *scaling):
         """Update all parameters of one kind in one launch. scaling: grad_scale and found_inf."""
-        ups = [group["maximize"] for group in self.param_groups]
-        if self.fused is None or ups != self.ups:
+        ups, homes = [group["maximize"] for group in self.param_groups], [flat.params for flat in self.flats]
+        if self.fused is None or ups != self.ups or any(map(is_not, homes, self.homes)):
             self.count_on_host()
-            self.fused, self.ups = self.tables(), ups
+            self.fused, self.ups, self.homes = self.tables(), ups, homes
         alike = {id(group): (group["lr"], group["betas"], group["eps"], group["weight_decay"])
                  for group in self.param_groups}
         scaling = [None if s is None else kernels.load("adam").number(s, self.flats[0].params) for s in scaling]

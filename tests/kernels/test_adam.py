@@ -155,6 +155,28 @@ def test_disabled_and_enabled_in_turns():
     assert fused.state_dict()["steps"] == [4] * 5
 
 
+def test_parameters_that_move_to_other_storage_are_updated_there():
+    """As two versions of a pipeline's weights do (parallel/two_buffered.py)."""
+    (cpu, tiled), (gpu, fused) = plan("AdamW", np.float32)
+    free = [flat.params.copy() for flat in fused.flats]
+    for step in range(5):
+        give_gradients(cpu, step)
+        give_gradients(gpu, step)
+        tiled.step()
+        before = [flat.params for flat in fused.flats]
+        for buffer, array in zip(fused.flats, free, strict=True):
+            array[...] = buffer.params
+            buffer.live_in(array)
+        kept = [array.copy() for array in before]
+        fused.step()
+        for array, copy in zip(before, kept, strict=True):
+            np.testing.assert_array_equal(array, copy)
+        free = before
+    for p, q in zip(cpu, gpu, strict=True):
+        np.testing.assert_allclose(q.numpy(), p.numpy(), rtol=1e-5, atol=1e-7)
+    assert fused.state_dict()["steps"] == [5] * 5
+
+
 def test_weights_set_by_hand_are_not_overwritten_by_their_master():
     for place in (lambda params: params, on_device):
         p, = place(leaves([20], np.float16))
