@@ -15,7 +15,7 @@ def attend(q, k, v, q_at, k_at):
     """Attention to these keys, as if there were no others: (out [heads, queries, width], lse [heads, queries]).
 
     q           [heads, queries, size], float64, as all that follows
-    k, v        [heads, keys, size] and [heads, keys, width]
+    k, v        [heads, keys, size] and [heads, keys, width], of one key or more
     q_at, k_at  integers [queries] and [keys]: positions
 
     A score is q·k / √size, and may be in the thousands, of either sign. lse is the natural logarithm of the sum of the

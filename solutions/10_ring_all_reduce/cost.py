@@ -23,7 +23,7 @@ def crossover(size, alpha, beta):
     """The number of bytes from which on the ring is faster than the tree, as a float; 0.0 if it always is.
 
     size         number of ranks, ≥ 2
-    alpha, beta  seconds per message, and per byte
+    alpha, beta  seconds per message, and per byte; both above 0
     """
     # begin with both costs as straight lines over nbytes, and the point where they cross; for 2 and 3 ranks, too
     steps = math.ceil(math.log2(size))

@@ -25,7 +25,8 @@ def run_schedule(comm, steps, stage, batch, loss):
     loss   loss(y, labels) -> the SUM of the micro-batch's losses, and its gradient by y; for the last stage's y
 
     What is minimised is the MEAN loss over all samples of the batch, and the optimizer steps once. Returns this mean on
-    the last rank, None on the others.
+    the last rank, None on the others. Between two neighbours one message travels per micro-batch each way; steps and
+    batch stay as they are.
     """
     # begin with a loop over the steps, and the forward: where does x come from on the first rank, and where on the
     # others? Where does y go? What must still be known when the backward of the same k comes?

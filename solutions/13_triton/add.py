@@ -28,7 +28,7 @@ def add_kernel(x, y, out, n, step_x, step_y, step_out, BLOCK: tl.constexpr):
 
 
 def add(x, y, out, block=1024):
-    """Write x + y into out: three float32 arrays of shape (n,), of any strides.
+    """Write x + y into out: three float32 arrays of shape (n,), n ≥ 1, of any strides. One launch, and no copies.
 
     block  elements per program, a power of 2
 
