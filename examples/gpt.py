@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import minitorch_dist as mt
-from minitorch_dist import backend, comm, nn, optim, program, training, viz
+from minitorch_dist import backend, comm, nn, optim, program, training, utilization, viz
 from minitorch_dist.backend import xp
 from minitorch_dist.checks import Checks
 from minitorch_dist.data import Loader
@@ -30,7 +30,7 @@ EVAL_CHUNK = 64
 SIZES = {"length": "characters that the model sees", "layers": "blocks", "heads": "attention heads", "dim": "width",
          "batch_size": "samples per step over all ranks", "steps": "optimizer steps"}
 # What the curve doesn't depend on: with all else the same a run can go on from a checkpoint.
-OUTSIDE = ("text", "out", "device", "save_every", "async_save", "resume", "eval_every", "eval_windows", "sample",
+OUTSIDE = ("text", "out", "device", "mfu", "save_every", "async_save", "resume", "eval_every", "eval_windows", "sample",
            "temperature", "top_k", "top_p", *program.CHECKS)
 RANGES = {
     program.AT_LEAST_1: (*SIZES, "kv_heads", "hidden", "predict", "eval_every", "eval_windows", "sample", "top_k",
@@ -198,6 +198,7 @@ def parse(argv):
     p.add_argument("--device", default="cpu", help="cpu, cuda (a node's ranks take its GPUs in turn) or cuda:NUMBER")
     p.add_argument("--compile", action="store_true", help="run the model as fused kernels: mt.compile")
     p.add_argument("--out", type=Path, help="folder for the run's files (default: runs/gpt-TASK-RANKS)")
+    p.add_mfu()
     p.add_checks()
     p.add_checkpoints()
     args = p.parse_args(argv)
@@ -209,6 +210,8 @@ def parse(argv):
         args.hidden = 4 * args.dim if args.family == "gpt" else -(-8 * args.dim // 48) * 16
     args.window = p.windows(args.window)
     p.check_ranges(args, RANGES)
+    if args.mfu and args.predict > 1:
+        p.error(f"--mfu --predict {args.predict}: the operations of tokens further ahead are not counted")
     if args.pack is not None and not (args.text and args.pack):
         p.error("--pack wants a --text, and a SEPARATOR of a character or more")
     return args
@@ -258,6 +261,9 @@ def prepare(args, world):
     model = nn.GPT(len(task.vocabulary), args.length, args.layers, args.heads, args.dim, args.kv_heads, args.dropout,
                    hidden=args.hidden, window=args.window, qk_norm=args.qk_norm,
                    attention_dropout=args.attention_dropout, **options).to(device)
+    row = backend.to(task.inputs[:1], device)
+    use = utilization.measure(world, model, *(apart(row) if row.ndim == 3 else [row]), dtype=args.amp or xp.float32,
+                              device=device) if args.mfu else None
     model = model if args.predict == 1 else nn.MultiTokenPrediction(model, args.predict - 1).to(device)
     model = DistributedDataParallel(mt.compile(model) if args.compile else model, world, exact=args.exact)
     optimizer = OPTIMIZERS[args.optimizer](model, args)
@@ -268,13 +274,13 @@ def prepare(args, world):
     run = training.Run(args.out, world, settings, args.resume, args.async_save, bool(args.save_every))
     scaler = optim.GradScaler(comm=world) if args.amp == "float16" else None
     run.restore(model, optimizer, schedule, scaler)
-    return task, loader, model, optimizer, schedule, scaler, checks, run
+    return task, loader, model, optimizer, schedule, scaler, checks, run, use
 
 
 def train(args, world):
     """Train, sample, and return the summary."""
     with program.usage_errors("gpt.py"):
-        task, loader, model, optimizer, schedule, scaler, checks, run = prepare(args, world)
+        task, loader, model, optimizer, schedule, scaler, checks, run, use = prepare(args, world)
     stop, curve = False, run.facts.get("validation", [])
     with run, program.Progress(world, args.steps) as progress, program.Interrupt() as interrupt:
         progress.say(f"{task.name}: {len(task.inputs):,} samples, {len(task.vocabulary)} characters; "
@@ -309,11 +315,13 @@ def train(args, world):
         facts, passage = task.final(model, args, world)
         progress.say(passage)
         checks.end(progress.say)
+        if use:
+            progress.say(use.told(run.speed))
         status = interrupt.status(world)
     settings = {k: v for k, v in vars(args).items()
-                if k not in ("out", "steps", "resume", "save_every", "async_save", *program.CHECKS)}
+                if k not in ("out", "steps", "resume", "save_every", "async_save", "mfu", *program.CHECKS)}
     return run.finish(model, data=task.name, validation_loss=curve[-1][1], validation=curve, interrupted=stop,
-                      exit_status=status, **facts, **settings)
+                      exit_status=status, **use.facts(run.speed) if use else {}, **facts, **settings)
 
 
 def main(argv=None):

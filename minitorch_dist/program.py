@@ -102,6 +102,11 @@ class ArgumentParser(argparse.ArgumentParser):
         for name in self.checks:
             self.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="STEPS", help=CHECKS[name])
 
+    def add_mfu(self):
+        """The option of a program that says how much of the hardware it uses (utilization.py)."""
+        self.add_argument("--mfu", action="store_true", help="say at the end how much of what the ranks can multiply "
+                          "went into the model: model FLOPs utilization")
+
     def parse_args(self, *args, **kwargs):
         args = super().parse_args(*args, **kwargs)
         self.check_ranges(args, {AT_LEAST_1: self.checks})

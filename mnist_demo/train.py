@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 import minitorch_dist as mt
-from minitorch_dist import comm, data, nn, optim, program, training
+from minitorch_dist import comm, data, nn, optim, program, training, utilization
 from minitorch_dist.backend import xp
 from minitorch_dist.checks import Checks
 from minitorch_dist.data.augment import RandomShift
@@ -101,6 +101,7 @@ def parse(argv):
     p.add_argument("--mine", action="store_true", help="train with your optimizer, loss, collective, gradient_sync and "
                    "sampler of the course (ours where yours haven't passed), then with the library's, and compare")
     p.add_argument("--out", type=Path, help="folder for the run's files (default: runs/RANKS-ranks)")
+    p.add_mfu()
     p.add_checks()
     p.add_checkpoints()
     args = p.parse_args(argv)
@@ -169,6 +170,8 @@ def prepare(args, world, plugged):
 
     mt.manual_seed(args.seed)
     model = MODELS[args.model](args, dtype).to(device)
+    use = utilization.measure(world, model, mt.backend.to(images[:1], device), dtype=args.amp or dtype,
+                              device=device) if args.mfu else None
     model = DistributedDataParallel(mt.compile(model) if args.compile else model, world, bucket_cap_mb=args.bucket_mb,
                                     exact=args.exact, micro_shards=args.micro_shards)
     plugged.hook(model)
@@ -195,7 +198,7 @@ def prepare(args, world, plugged):
         noise.load_state_dict(run.facts["noise"])
     return argparse.Namespace(run=run, device=device, dataset=dataset, test_images=test_images, loader=loader,
                               epochs=epochs, steps=steps, model=model, optimizer=optimizer, schedule=schedule,
-                              scaler=scaler, noise=noise, checks=checks)
+                              scaler=scaler, noise=noise, checks=checks, use=use)
 
 
 def train(args, world, plugged=LIBRARY):
@@ -238,6 +241,8 @@ def train(args, world, plugged=LIBRARY):
         if percent is None:     # a checkpoint of the last step
             percent = accuracy(model, ready.test_images, dataset.test_labels, world)
         ready.checks.end(progress.say)
+        if ready.use:
+            progress.say(ready.use.told(run.speed))
         status = interrupt.status(world)
     return run.finish(
         model, data=dataset.name, test_accuracy=percent, model=args.model, hidden=args.widths, pieces=args.pieces,
@@ -245,7 +250,8 @@ def train(args, world, plugged=LIBRARY):
         warmup=args.warmup, batch_size=loader.sampler.batch_size, augment=args.augment, dropout=args.dropout,
         clip=args.clip, dtype=args.dtype, seed=args.seed, exact=args.exact, micro_shards=args.micro_shards,
         compile=args.compile, amp=args.amp, comm=comm.name_of(world.algorithm), device=ready.device, epochs=epochs,
-        interrupted=stop, exit_status=status, **{"gradient_noise_scale": finite(noise.scale)} if noise else {})
+        interrupted=stop, exit_status=status, **{"gradient_noise_scale": finite(noise.scale)} if noise else {},
+        **ready.use.facts(run.speed) if ready.use else {})
 
 
 def train_mine(args, world):
