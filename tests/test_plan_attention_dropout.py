@@ -1,4 +1,4 @@
-"""Plans of GPTs that drop attention's weights, against the ledger of small ones; as test_plan_ledger.py."""
+"""Plans of GPTs that drop attention's weights, or have sinks, against the ledger of small ones."""
 
 from dataclasses import asdict, replace
 
@@ -31,7 +31,14 @@ RUNS = {    # as test_plan_ledger.py's
     "adapters": dropping() | {"lora_rank": 3, "lora_targets": ("*mlp.0",)}, "ahead": dropping(predict=3),
     "experts, by tiles": dropping(experts=4) | {"tp": 2, "tiled_loss": True},
 }
-LLAMAS = "alone", "windows", "tensors", "norms, uneven", "sequences by heads"
+RUNS |= {"sinks": {"model": {"sinks": True}}, "sinks, nothing is dropped": {"model": {"sinks": True, "dropout": False}},
+         "sinks, windows": {"model": {"sinks": True, "window": (10, None)}, "dp": 2, "micro_batches": 2},
+         "sinks, 3, checkpoints": {"model": {"sinks": True}, "dp": 2, "stage": 3, "checkpointing": True},
+         "sinks, tensors": dropping(sinks=True) | {"tp": 2},
+         "sinks, sequences": {"model": {"sinks": True}, "tp": 2, "time": 10, "sequence_parallel": True},
+         "sinks by heads": dropping(sinks=True) | {"cp": 2, "tp": 2, "time": 12, "cp_by": "all_to_all"},
+         "sinks, adapters": {"model": {"sinks": True}, "lora_rank": 3, "lora_targets": ("*qkv",)}}
+LLAMAS = "alone", "windows", "tensors", "norms, uneven", "sequences by heads", "sinks", "sinks, tensors"
 DEEPSEEKS = "alone", "3, checkpoints", "sequences by heads"
 
 
@@ -44,7 +51,8 @@ def test_what_is_held_and_sent_is_what_the_ledger_counts(family, name):
 
 ZB = {"schedule": "zb-h1", "pp": 2, "micro_batches": 4}
 FIVE = {"layers": 5, "tied": False}
-PIPELINES = {"zb-h1": dropping(**FIVE) | ZB, "norms, tensors, zb-h1": dropping(qk_norm=True, **FIVE) | ZB | {"tp": 2}}
+PIPELINES = {"zb-h1": dropping(**FIVE) | ZB, "norms, tensors, zb-h1": dropping(qk_norm=True, **FIVE) | ZB | {"tp": 2},
+             "sinks, zb-h1": {"model": {"sinks": True, **FIVE}} | ZB}
 
 
 @pytest.mark.parametrize("name", PIPELINES)
@@ -53,8 +61,9 @@ def test_stages_keep_what_the_ledger_counts(name):
     plan_checks.check_pipeline(job, crews.call(CASES + "pipeline", job.ranks, (asdict(job), [0, 2, 5])))
 
 
-def test_flops_are_the_models():
-    sizes = replace(plan_cases.SMALL, attention_dropout=True)
+@pytest.mark.parametrize("more", [{"attention_dropout": True}, {"sinks": True, "window": 4}], ids=str)
+def test_flops_are_the_models(more):
+    sizes = replace(plan_cases.SMALL, **more)
     flops = rank_of(Job(sizes, batch=3, time=11)).flops
     assert flops == nn.summary(plan_cases.gpt(sizes), np.zeros((3, 11), int)).training_flops
 

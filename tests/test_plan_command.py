@@ -304,6 +304,8 @@ MISTAKES = {
     "--devices 1 --qk-norm --family deepseek " + MODEL: "qk_norm=True of a deepseek: latents have norms of their own",
     "--devices 1 --window 4 --qk-norm --parameters 7e9": "--parameters and --window --qk-norm: the latter are a GPT's",
     "--devices 1 --window 4,linear --attention-dropout " + MODEL: "states have no weights to be dropped: leave --att",
+    "--devices 1 --window 4,linear --sinks " + MODEL: "of attention with scores of all keys, not of latents or states",
+    "--devices 2 --cp 2 --sinks " + MODEL: "cp=2 ranks in a ring have no sinks: take --cp-by all_to_all",
     "--devices 2 --cp 2 --attention-dropout " + MODEL: "cp=2 ranks in a ring drop no weights: take --cp-by all_to_all",
     "--devices 1 --predict 0 " + MODEL: "predict is 0; it must be at least 1",
     "--devices 1 --predict 2 --parameters 7e9": "--parameters and --predict: the latter are a GPT's",

@@ -85,11 +85,13 @@ RUNS = {    # of a model in float32
     "experts": {"ep": 2, "model": ROOMY}, "experts, tensors": {"tp": 2, "model": ROOMY},
     "adapters": {"lora_rank": 3, "base_bits": 4},
 }
+SINKS = {"sinks": {"tp": 2, "model": {"sinks": True}}}
 
 
-@pytest.mark.parametrize("family, name", [(family, name) for family in plan_cases.SIZES for name in RUNS])
+@pytest.mark.parametrize("family, name", [
+    *((family, name) for family in plan_cases.SIZES for name in RUNS), ("gpt", "sinks"), ("llama", "sinks")])
 def test_what_is_held_is_what_the_cache_allocates(family, name):
-    job = job_of(RUNS[name], family)
+    job = job_of((RUNS | SINKS)[name], family)
     it = written(job, 6, 9)
     for rank, (parameters, kept, used) in enumerate(crews.call(CASES + "written", job.ranks, (asdict(job), 6, 9))):
         assert kept == it.cache and used

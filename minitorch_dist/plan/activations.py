@@ -97,7 +97,8 @@ def block_of(job, window):
     ring = ", ring" if job.cp > 1 and job.cp_by == "ring" else ""
     latents = model.latent is not None
     turned = [] if model.family == "gpt" else TURNED[precision + ", latents" * latents]
-    attention = ATTENTION[precision + (", dropped" if model.attention_dropout and precision == "float32" else ring)]
+    chain = ", dropped" * model.attention_dropout + ", sinks" * model.sinks if precision == "float32" else ""
+    attention = ATTENTION[precision + (chain or ring)]
     if model.heads == job.tp and (job.adapters is None or "attention.out" in job.adapters.layers
                                   or fused("attention.out", job)):
         # Of one head a ring's result is the projection's input as it stands: one array.

@@ -223,6 +223,9 @@ class Job:
         if self.model.attention_dropout and self.cp_by == "ring":
             raise ValueError(f"cp={self.cp} ranks in a ring drop no weights: take --cp-by all_to_all, or leave "
                              "--attention-dropout out")
+        if self.model.sinks and self.cp_by == "ring":
+            raise ValueError(f"cp={self.cp} ranks in a ring have no sinks: take --cp-by all_to_all, or leave --sinks "
+                             "out")
         if self.cp_by == "all_to_all" and (self.model.kv_heads or self.model.heads) // self.tp % self.cp:
             raise ValueError(f"cp={self.cp} ranks must divide the heads that tp={self.tp} leaves, of keys too: lower "
                              "--cp, or take --cp-by ring")

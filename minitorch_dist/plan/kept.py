@@ -156,6 +156,8 @@ OF_STATES = {   # by window, by how they are made
                                 *rows[precision], *RESULT[precision]]
            for precision in rows for normed in ("", ", normed")}
     for kind, rows in ((LINEAR, OF_LINEAR), (DELTA, OF_DELTA))}
+# What sinks keep besides: they are a column of the scores, whose cotangent is looked into by theirs.
+SINKS = [Row("sinks: scores, softmax; cotangent", "head", 8, 4), Row("cotangent of scores", "score", 0, 4)]
 ATTENTION = {
     "mixed": [Row("queries", "query", 2), Row("keys", "key", 2), Row("softmax", "score", 2),
               Row("dropout of it: mask and result", "score", 3), Row("values", "value", 2)],
@@ -166,9 +168,12 @@ ATTENTION = {
     "float32, dropped": [Row("queries", "query", 4), Row("keys", "key", 4), Row("values", "value", 4),
                          Row("who sees whom", "pair", 1),
                          Row("scores, softmax, who stays, what is left", "score", 16)],
+    "float32, sinks": [Row("queries", "query", 4), Row("keys", "key", 4), Row("values", "value", 4),
+                       Row("who sees whom", "pair", 1), *SINKS, Row("scores, softmax, what is left", "score", 12)],
     "float32, ring": [Row("queries", "query", 4), Row("result", "result", 4), Row("keys", "key", 4),
                       Row("values", "value", 4), Row("sums of exponentials", "head", 4)],
 }
+ATTENTION["float32, dropped, sinks"] = [*ATTENTION["float32, sinks"][:-1], ATTENTION["float32, dropped"][-1]]
 PROJECTION = {kind: [Row("projection: its input", "result", size, size, "attention.out"),
                      Row("its cotangent", "answer", 0, size, "attention.out"), DROPPED[kind]]
               for kind, size in (("mixed", 2), ("float32", 4))}

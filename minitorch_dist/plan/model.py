@@ -59,6 +59,7 @@ class GPT:
               of queries and keys
     attention_dropout  whether attention's weights are dropped, as in the paper, which has it wherever there is dropout;
               this library then makes all scores, whatever the window, and keeps 16 bytes for each
+    sinks     whether each head has one, as nn.GPT's: all scores are made then, too
     predict   tokens that training predicts from each position: all but the first by a depth of nn.MultiTokenPrediction
     shared_experts  beside them, which every token goes through: one MLP of so many times the features, whole on each
                      rank
@@ -88,6 +89,7 @@ class GPT:
     window: object = None
     qk_norm: bool = False
     attention_dropout: bool = False
+    sinks: bool = False
 
     def __post_init__(self):
         for name in ("layers", "width", "heads", "vocabulary", "context", "kv_heads", "hidden", "predict"):
@@ -113,6 +115,9 @@ class GPT:
         if self.attention_dropout and len(self._windows) < len(windows_of(self.window)):
             raise ValueError(f"window={as_text(windows_of(self.window))} with attention_dropout: states have no "
                              "weights to be dropped: leave --attention-dropout out")
+        if self.sinks and (self.latent is not None or len(self._windows) < len(windows_of(self.window))):
+            raise ValueError(f"sinks of a {self.family}, window={as_text(windows_of(self.window))}: they are of "
+                             "attention with scores of all keys, not of latents or states: leave --sinks out")
         if self.latent is not None:
             if any(self._windows):
                 raise ValueError(f"window={as_text(windows_of(self.window))} of a {self.family}: attention by latents "
@@ -203,7 +208,8 @@ class GPT:
             return [*self._linear("attention.project", (projected // tp, h)), *norms,
                     ("attention.decay.bias", (self.heads // tp,)), ("attention.norm.weight", (h // self.heads,)),
                     *self._linear("attention.out", (h, h // tp))]
-        out = self._linear("attention.out", (h, count["result"] // tp))
+        out = [*self._linear("attention.out", (h, count["result"] // tp)),
+               *([("attention.sinks.score", (self.heads // tp,))] if self.sinks else [])]
         if sizes is None:
             return [*self._linear("attention.qkv", ((count["query"] + count["key"] + count["value"]) // tp, h)),
                     *norms, *out]
@@ -271,7 +277,7 @@ class GPT:
 
     def scores(self, time, window):
         """(how many scores a head makes of a sequence of so many positions, how many it keeps of each position)."""
-        cut = [] if self.attention_dropout else pieces(time, time, band_of(True, window))
+        cut = [] if self.attention_dropout or self.sinks else pieces(time, time, band_of(True, window))
         widths = [(rows.stop - rows.start, columns.stop - columns.start) for rows, columns, _ in cut] or [(time, time)]
         return sum(map(prod, widths)), max(width for _, width in widths)
 
@@ -313,7 +319,7 @@ class GPT:
         sizes = [f"width {self.width:,}", f"{self.heads} heads{keys}",
                  *([f"windows of {as_text(windows)}"] if any(windows := windows_of(self.window)) else []),
                  *(["norms of queries and keys"] if self.qk_norm else []),
-                 *(["weights dropped"] if self.attention_dropout else []),
+                 *(["weights dropped"] if self.attention_dropout else []), *(["sinks"] if self.sinks else []),
                  *([] if self.latent is None else [f"latents of {self.latent.kv_rank}"]),
                  *([f"hidden {self.hidden:,}"] if self.hidden else []), f"vocabulary {self.vocabulary:,}",
                  *([f"{self.experts} experts, {self.top_k} per token"] if self.experts else []),
