@@ -94,7 +94,7 @@ class Loader:
 
     images, labels   arrays with one sample per first index, equally many. Or a data set, and None: what has a length,
                      and read(indices) -> (inputs, labels) of these samples (Arrays, StoredTokens, Mixture)
-    batch_size       samples per GLOBAL batch
+    batch_size       samples per GLOBAL batch; or {step: size}, see Sampler
     rank, size       of this process among all that share a batch. Data parallel ranks that aren't told apart have all
                      rows each, and sums over the ranks count each row N times
     micro_shards     1: a rank's rows are one shard, with the rank's number. V, a multiple of size: the global batch is
@@ -116,7 +116,7 @@ class Loader:
             raise ValueError(f"micro_shards={micro_shards} can't be dealt evenly to size={size} ranks: take 1 or a "
                              f"multiple of {size}, or another number of ranks.")
         self.sampler = Sampler(len(data), batch_size, seed, shuffle, drop_last)
-        if batch_size < size:
+        if min(phase[2] for phase in self.sampler.phases) < size:
             raise ValueError(f"batch_size={batch_size} counts the samples of all ranks together; with size={size} some "
                              f"rank would never get one. Take a batch_size of at least {size}, or fewer ranks.")
         if parts is not None and micro_shards > 1:

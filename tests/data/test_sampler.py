@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minitorch_dist.data import Sampler
+from minitorch_dist.data import Loader, Sampler
 
 sizes = st.integers(1, 300)
 ORDER = [6, 9, 8, 1, 2, 7, 3, 0, 4, 5]   # of 10 samples, seed 1, epoch 2
@@ -64,7 +64,44 @@ def test_drop_last_and_no_shuffle():
     assert len(Sampler(10, 4, drop_last=True)) == 2 and len(Sampler(10, 4)) == 3 and len(Sampler(8, 4)) == 2
 
 
+@settings(deadline=None)
+@given(n=sizes, phases=st.dictionaries(st.integers(1, 12), st.integers(1, 40), max_size=3), first=st.integers(1, 40),
+       drop_last=st.booleans(), data=st.data())
+def test_batches_that_grow(n, phases, first, drop_last, data):
+    """Against a loop that takes from a list."""
+    phases = {**phases, 0: first}
+    left, wanted = list(range(n)), []
+    while left:
+        size = phases[max(step for step in phases if step <= len(wanted))]
+        wanted.append(left[:size])
+        left = left[size:]
+    if drop_last and len(wanted[-1]) < size:
+        wanted.pop()
+    if not wanted:
+        with pytest.raises(ValueError, match="drop_last leaves no batch"):
+            Sampler(n, phases, shuffle=False, drop_last=drop_last)
+        return
+    sampler = Sampler(n, phases, shuffle=False, drop_last=drop_last)
+    assert len(sampler) == len(wanted)
+    start = data.draw(st.integers(0, len(wanted)))
+    assert [batch.tolist() for batch in sampler.epoch(0, start)] == wanted[start:]
+
+
+def test_ranks_share_batches_that_grow():
+    x = np.arange(50)
+    loaders = [Loader(x, x, {0: 4, 3: 9}, rank=rank, size=2) for rank in range(2)]
+    parts = [[batch.inputs.tolist() for batch in loader.epoch(0)] for loader in loaders]
+    assert [len(a) + len(b) for a, b in zip(*parts, strict=True)] == [4, 4, 4, 9, 9, 9, 9, 2]
+    assert sorted(i for part in parts for batch in part for i in batch) == x.tolist()
+    with pytest.raises(ValueError, match="some rank would never get one"):
+        Loader(x, x, {0: 1, 3: 9}, rank=0, size=2)
+
+
 @pytest.mark.parametrize(("arguments", "words"), [
+    ({"n": 5, "batch_size": {1: 4}}, "the first size is that of step 0"),
+    ({"n": 5, "batch_size": {0: 4, 2: 0}}, "must be at least 1"),
+    ({"n": 5, "batch_size": {}}, "must be at least 1"),
+    ({"n": 5, "batch_size": {0: 2, -1: 2}}, "the first size is that of step 0"),
     ({"n": 0, "batch_size": 4}, "n=0"),
     ({"n": 5, "batch_size": 0}, "got 0"),
     ({"n": 5, "batch_size": -3}, "got -3"),
