@@ -251,8 +251,8 @@ FORWARD = [
     when("lse is the sum of the exponentials, not its logarithm", sum_for_logarithm),
     when("the lse of a query that sees nothing is a finite number: it is -inf, the logarithm of 0. Any other one "
          "weighs something beside the scores of other keys, which may be far below it", weighs),
-    when("right to six digits only: something is kept in float32. Sums of many blocks need all digits that there are",
-         close),
+    when("right to six digits only: something is kept in float32, or a small number is added to a sum. Sums of many "
+         "blocks need all digits that there are", close),
 ]
 
 
@@ -390,5 +390,5 @@ GRADIENT = [
     *[gives(text, of_weights if None in how.values() else in_backward(how)) for text, how in BACKWARD],
     gives("D is taken over these keys alone: it is Σ p p̄ over all keys, which Σ ō·o is, at once",
           lambda case: in_backward({"D": softmaxes.of_these_keys})(case | {"block": 10 ** 6})),
-    when("right to six digits only: something is kept in float32", near),
+    when("right to six digits only: something is kept in float32, or a small number is added", near),
 ]

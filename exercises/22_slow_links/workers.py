@@ -357,7 +357,7 @@ SIGNATURES = [
     d("they meet once, after H steps, and then never again", due=lambda step, every: step == every),
     d("they meet before the step that they should meet after: the inner step comes first", before_step=True),
     d("in the step of a meeting there is no inner step: H inner steps, and then the meeting", skip=True),
-    when("nearly right: is something sent in float32?", near),
+    when("nearly right: is something sent in float32, or a small number added before a division?", near),
 ]
 
 

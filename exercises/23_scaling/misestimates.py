@@ -339,7 +339,8 @@ SIGNATURES = [
     e("of one shard there is nothing to compare: None, and the averages stay, not zeros", zeros),
     when("update: of one shard there is nothing to compare: None, where k is below 2", of_one),
     when("the averages: each step's estimates are right, and what is made of them isn't: average = decay · average + "
-         "(1 - decay) · estimate, from 0 on, for tr(Σ) and for |G|²; B_simple is the one over the other",
+         "(1 - decay) · estimate, from 0 on, for tr(Σ) and for |G|²; B_simple is the one over the other, with "
+         "nothing added",
          lambda case, got: case[0]["what"] != "known" and near(case, got, 1e-9)),
-    when("nearly right: are squares summed in float32?", near),
+    when("nearly right: are squares summed in float32, or is a small number added?", near),
 ]

@@ -385,7 +385,7 @@ SIGNATURES = [
     when(NOT_QUITE_0, not_quite_0),
     when(lambda case, got: f"{case['what']}: only where probabilities lie far apart: is the difference of logarithms "
          "cut? exp is asked for whatever it is", far),
-    when("nearly right: is something in float32?", near),
+    when("nearly right: is something in float32, or a small number added?", near),
 ]
 
 

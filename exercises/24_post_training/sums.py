@@ -211,6 +211,9 @@ SIGNATURES = [
       "long wrong answer costs less", weigh=per_answer, **by(rows)),
     g("divided by the number of answers, not of tokens", **by(rows)),
     g("divided by the number of all positions: only the counted ones", **by(positions)),
+    *[g(f"{some:g} is added to the number of tokens: it isn't 0 but where nobody has a token, and the fewer there are, "
+        "the smaller become loss and slopes", **by(lambda case, tokens, rank, some=some: sum(tokens) + some))
+      for some in (1e-8, 1e-6, 1)],
     g("divided by the number of ranks", **by(lambda case, tokens, rank: len(case))),
     g("the tokens of one rank times the number of ranks: they have different numbers of tokens",
       **by(lambda case, tokens, rank: own(case, tokens, rank) * len(case))),
@@ -233,7 +236,7 @@ SIGNATURES = [
     when("spread_advantages: wrong where rewards are 10⁸ and a little more. Σ r² less n · mean² is the difference of "
          "two numbers of 10¹⁶, of which a float64 has the first 16 digits: sum the squares of what is left when the "
          "mean is taken away, in a second message", cancelled),
-    when("nearly right: is something in float32?", near),
+    when("nearly right: is something in float32, or a small number added?", near),
 ]
 
 
