@@ -43,6 +43,8 @@ from .trained_units import TrainedUnit
 from .units import Unit
 from .wrapping import ReducingModule, check_reducible, held_apart
 
+FROZEN = 1 << 16    # beside counts of ranks that have used a parameter: one that has frozen it
+
 
 def fully_shard(module, comm=None, stage=3, **options):
     """The module with its optimizer state, gradients and parameters cut over the ranks: see FullySharded."""
@@ -307,12 +309,17 @@ class FullySharded(ReducingModule):
 
     def _hand_out(self):
         """Every parameter that some rank has used has its gradient, the others have none."""
-        counts = xp.array([users for unit in self.trained for users in unit.used], xp.int32)
+        named = [each for unit in self.trained for each in zip(unit.names, unit.pieces, unit.used, strict=True)]
+        counts = xp.array([users + FROZEN * (not piece.requires_grad) for _, piece, users in named], xp.int32)
         self.comm.all_reduce(counts)
-        named = [each for unit in self.trained for each in zip(unit.names, unit.pieces, strict=True)]
-        self.unused_parameters = [name for (name, piece), users in zip(named, counts, strict=True)
-                                  if not users and piece.requires_grad]
-        counts = iter(counts.tolist())
+        frozen_on, counts = (each.tolist() for each in divmod(counts, FROZEN))
+        names = [name for name, *_ in named]
+        if odd := [name for name, ranks in zip(names, frozen_on, strict=True) if 0 < ranks < self.comm.size]:
+            raise RuntimeError(f"fully_shard: {', '.join(odd[:4])} of parameters() is frozen on some ranks, which make "
+                               "no gradients of it, and not on others: call requires_grad_() alike on all ranks")
+        self.unused_parameters = [name for name, users, ranks in zip(names, counts, frozen_on, strict=True)
+                                  if not (users or ranks)]
+        counts = iter(counts)
         for unit in self.trained:
             unit.hand_out([next(counts) for _ in unit.pieces])
             if self.stage < 3:

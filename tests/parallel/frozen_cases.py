@@ -380,3 +380,11 @@ def frozen_later(stage, exact):
             optimizer.step()
         found.append((full_state_dict(model) if sharded else module.state_dict(), norms, sent, made, unused))
     return found
+
+
+def frozen_on_one_rank(stage):
+    """The error where rank 1 alone has frozen a matrix."""
+    world = comm.world()
+    model = fully_shard(nn.Linear(3, 4, dtype=np.float64), world, stage)
+    next(iter(model.parameters())).requires_grad_(not world.rank)
+    return said(lambda: model(np.ones((2, 3))).sum().backward())

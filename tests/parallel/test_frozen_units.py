@@ -261,6 +261,12 @@ def test_what_is_refused():
             assert "norm.weight: frozen when the model was wrapped, and wants a gradient now" in found[name]
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_ranks_that_freeze_others_are_told(stage):
+    for said in crews.call(CASES + "frozen_on_one_rank", 2, (stage,)):
+        assert said.startswith("RuntimeError: fully_shard: weight of parameters() is frozen on some ranks")
+
+
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_what_is_frozen_between_two_steps_has_no_gradients_made_or_sent(stage, exact):
