@@ -7,7 +7,6 @@ bandwidth (comm/cost.py), and nothing overlaps. What is sent: sent.py; what is k
 
 from collections import Counter
 from dataclasses import dataclass
-from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -214,10 +213,22 @@ def units(job, stage):
         found += [[p for p in several[0] if p.name.startswith(layer)] for layer in inner]
         rest.append([p for p in several[0] if not p.name.startswith(tuple(inner))])
     rest, *blocks = [units_of(job, module) for module in (sum(rest, []), *found)]
+    if not job.checkpointing and begins_behind(job, stage):
+        blocks[0] = [piece if piece.trained else piece._replace(gathers=piece.gathers - 1) for piece in blocks[0]]
     # A single block's attention is in the first unit, which two others have displaced when backward comes to it; where
     # the block runs again, it is open around them.
     displaced = nested(job) and not job.checkpointing
     return [[piece._replace(gathers=piece.gathers + displaced) for piece in rest], *blocks]
+
+
+def begins_behind(job, stage):
+    """Whether backward ends behind the frozen matrices of the first block: they all come before its adapters, or are
+    beside the last of them."""
+    numbers, first, _ = stage
+    if not first or job.adapters is None or job.model.layers == 1:
+        return False
+    (_, _, comes), = job.flows([(numbers[:1], True, False)])
+    return not any(count for count, _ in comes.values())
 
 
 def units_of(job, module):
@@ -266,9 +277,9 @@ def buffers(job, stages):
 
 
 def gathered(job, modules):
-    """Bytes of stage 3's parameters at once: of two modules, one behind the other (parallel/gathering.py): between
-    further depths the rest runs; where a block runs again, of what is open around it and of the block, or of both units
-    in it; in a pipeline of all."""
+    """Bytes of stage 3's parameters at once: of two modules, one behind the other (parallel/gathering.py), as backward
+    needs them: between further depths the rest runs; where a block runs again, of what is open around it and of the
+    block, or of both units in it; in a pipeline of all."""
     rest, *sizes = [whole(module) for module in modules]
     if job.pp > 1:
         return rest + sum(sizes)
@@ -276,7 +287,8 @@ def gathered(job, modules):
     blocks, others = sizes[:len(sizes) - apart], sizes[len(sizes) - apart:]      # further depths, or what is in a block
     if job.checkpointing:
         return rest + max([*blocks, sum(others) if nested(job) else max(others, default=0)])
-    neighbours = max(map(sum, pairwise([rest, *blocks, rest] if blocks else [rest, 0])))
+    again = [whole(piece for piece in module if piece.gathers > 1) for module in modules[1:]]
+    neighbours = max([rest + max([0, *blocks[:1], *blocks[-1:]]), *(map(sum, zip(again, blocks[1:], strict=False)))])
     return max(neighbours, rest + max(others, default=0), sum(others) * nested(job))
 
 
