@@ -40,7 +40,8 @@ class DiLoCo:
     def step(self, grads, samples):
         """One step of this worker; after every H-th one all meet, and the parameters are those that all begin from.
 
-        grads    [arrays], the mean gradient over this worker's samples of this step
+        grads    [arrays], the mean gradient over this worker's samples of this step; zeros where it has none, and that
+                 is a step, too
         samples  how many these are; a worker may have none in some steps, or in a whole round, but not all workers
 
         Workers weigh as many samples as they have had since the last meeting. Between meetings nothing is sent, and a
