@@ -52,11 +52,12 @@ def our_model(widths):
     return nn.Sequential(*layers[:-1])
 
 
-def ours(model, x, labels, count=None):
-    """A step of ours. `count`: samples in the GLOBAL batch, where this is a part of it."""
+def ours(model, x, labels, count=None, compiled=False):
+    """A step of ours. `count`: samples in the GLOBAL batch, where this is a part of it; compiled: by mt.compile."""
     import minitorch_dist as mt
     from minitorch_dist import nn, optim
     optimizer = optim.Adam(model.parameters(), LR)
+    model, optimizer = map(mt.compile, (model, optimizer)) if compiled else (model, optimizer)
     count = count or len(labels)
 
     def step():

@@ -148,7 +148,9 @@ def step_of(name, compiled):
 
     def loss_of(x, labels):
         return nn.cross_entropy(model(x), labels, reduction="sum") / labels.size
-    loss_of = mt.compile(loss_of, emit="c") if compiled else loss_of
+    if compiled:
+        loss_of = mt.compile(loss_of, emit="c")
+        mt.compile(optimizer, emit="c")
 
     def step():
         optimizer.zero_grad()

@@ -42,7 +42,8 @@ def make(what, name):
 def alternatives(name, report):
     """{what: a function that makes one step}; who isn't installed or doesn't run is noted as skipped."""
     widths, _ = _mlp.MODELS[name]
-    steps = {"ours": _mlp.ours(_mlp.our_model(widths), *_mlp.batch_of(name))}
+    steps = {what: _mlp.ours(_mlp.our_model(widths), *_mlp.batch_of(name), compiled=compiled)
+             for what, compiled in (("ours", False), ("ours, mt.compile", True))}
     for what, (package, _) in STEPS.items():
         if installed(report.skipped, package) and what not in report.skipped:
             steps[what] = Elsewhere([sys.executable, __file__, "--serve", what, name])

@@ -196,7 +196,7 @@ def parse(argv):
     p.add_argument("--seed", type=int, default=0, help="of initial values, order, dropout and text")
     p.add_argument("--exact", action="store_true", help="the same bits on 1, 2, 4 or 8 ranks (slower)")
     p.add_argument("--device", default="cpu", help="cpu, cuda (a node's ranks take its GPUs in turn) or cuda:NUMBER")
-    p.add_argument("--compile", action="store_true", help="run the model as fused kernels: mt.compile")
+    p.add_argument("--compile", action="store_true", help="run model and optimizer as fused kernels: mt.compile")
     p.add_argument("--out", type=Path, help="folder for the run's files (default: runs/gpt-TASK-RANKS)")
     p.add_mfu()
     p.add_checks()
@@ -267,6 +267,8 @@ def prepare(args, world):
     model = model if args.predict == 1 else nn.MultiTokenPrediction(model, args.predict - 1).to(device)
     model = DistributedDataParallel(mt.compile(model) if args.compile else model, world, exact=args.exact)
     optimizer = OPTIMIZERS[args.optimizer](model, args)
+    if args.compile and args.optimizer != "adafactor":
+        mt.compile(optimizer)
     warmup = min(args.warmup, args.steps // 2)
     schedule = optim.LambdaLR(optimizer, optim.SCHEDULES[args.schedule](args.steps, warmup, final=0.1))
     checks = Checks(args, world, model, args.steps, loss_sum, seed=args.seed, amp=args.amp)

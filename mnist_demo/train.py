@@ -97,7 +97,7 @@ def parse(argv):
                    help="who reduces: auto (the node's shared memory, else MPI), mpi, shared, ring, tree, "
                         "recursive_doubling, halving_doubling, FILE.py:FUNCTION (default: $MINITORCH_COMM, else auto)")
     p.add_argument("--device", default="cpu", help="cpu, cuda (a node's ranks take its GPUs in turn) or cuda:NUMBER")
-    p.add_argument("--compile", action="store_true", help="run the model as fused kernels: mt.compile")
+    p.add_argument("--compile", action="store_true", help="run model and optimizer as fused kernels: mt.compile")
     p.add_argument("--mine", action="store_true", help="train with your optimizer, loss, collective, gradient_sync and "
                    "sampler of the course (ours where yours haven't passed), then with the library's, and compare")
     p.add_argument("--out", type=Path, help="folder for the run's files (default: runs/RANKS-ranks)")
@@ -184,6 +184,8 @@ def prepare(args, world, plugged):
                          f"take {batch_size} or fewer")
     groups = training.decay_groups(model, args.weight_decay)
     optimizer = plugged.optimizer(groups, args.lr, args.optimizer) or OPTIMIZERS[args.optimizer][0](groups, args.lr)
+    if args.compile and isinstance(optimizer, optim.Optimizer):
+        mt.compile(optimizer)
     schedule = optim.LambdaLR(optimizer, optim.SCHEDULES[args.schedule](steps, min(args.warmup, steps // 2)))
     scaler = optim.GradScaler(comm=world) if args.amp == "float16" else None
     checks = Checks(args, world, model, steps, plugged.loss_sum or loss_sum, seed=args.seed, amp=args.amp,

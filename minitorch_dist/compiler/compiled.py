@@ -16,6 +16,7 @@ from ..autodiff.tensor import Leaf, Tensor, attach
 from ..autodiff.tree import flatten, skeleton
 from ..backend import device_of, is_array, module_on, recording
 from ..nn.module import Module
+from ..optim import Optimizer
 from ..surroundings import PLAIN, described, is_module, unchanged
 from . import cc
 from .capture import CHANGES, Break, Capture
@@ -25,6 +26,7 @@ from .partition import partitioned
 from .passes import optimized
 from .program import Program, own, regular
 from .recaptured import once_more
+from .updates import compile_optimizer
 
 CAPTURING = threading.RLock()       # a module's buffers are Symbols meanwhile
 PATIENCE = 10       # seconds to wait for another thread's capture
@@ -38,7 +40,9 @@ def compile(function, emit=None):
     """The function (or the module) with its array work captured as a graph, fused, and run as kernels of its own.
 
     function  takes and returns tensors, arrays, numbers and texts, in tuples, lists and dicts. A module comes back as a
-              module with the same parameters under the same names.
+              module with the same parameters under the same names. An optimizer is itself afterwards, and its update of
+              NumPy's arrays a loop in C, with the same bits (updates.py); TypeError for Muon and Adafactor, whose steps
+              aren't made element by element
 
     emit      what the kernels become: "c", compiled by the system's C compiler ($CC, cc, gcc or clang); "numpy", run in
               tiles that stay in the cache; "triton", for arrays on a GPU (and with TRITON_INTERPRET=1 for NumPy's, to
@@ -72,6 +76,8 @@ def compile(function, emit=None):
     if emit == "c" and cc.compiler() is None:
         raise RuntimeError("compile: emit='c' needs a C compiler, and there is no cc, gcc or clang on PATH, nor does "
                            "$CC name one")
+    if isinstance(function, Optimizer):
+        return compile_optimizer(function, emit)
     return CompiledModule(function, emit) if is_module(function) else Compiled(function, emit)
 
 

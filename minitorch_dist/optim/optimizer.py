@@ -62,6 +62,7 @@ class Optimizer:
     step_supports_amp_scaling = True        # for GradScaler: step takes grad_scale and found_inf
     elementwise = True      # an element's update depends on that element alone: pieces take the steps of the whole
     loaded = False      # whether its state has come by load_state_dict
+    loops = None        # what mt.compile has made of the update (compiler/updates.py)
     home = None         # who keeps the state, where it doesn't live beside the parameters (parallel/offload.py)
 
     def __init__(self, params, defaults):
@@ -261,6 +262,9 @@ class Optimizer:
 
     def tiled(self, p, g, state, group, step):
         """`update`, on the host tile by tile; state that is packed is unpacked around it."""
+        if self.loops is not None and self.loops.take(p, g, state):
+            self.loops.update(self, p, g, state, group, step)
+            return
         kept = [name for name, array in state.items() if isinstance(array, Packed)]
         tile = TILE if isinstance(p, xp.ndarray) else DEVICE_TILE if kept else p.size
         for start in range(0, p.size, tile):
