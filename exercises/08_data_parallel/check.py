@@ -22,7 +22,10 @@ from .regression import (
 # ---------------------------------------------------------------- 08.1
 
 SIZES, EPOCHS = (1, 2, 3, 4), (0, 1)
-FACTORS = *range(2, 41), 100, 128, 256, 1000, 1024      # by which a seed may be multiplied before the epoch is added
+# By which a seed may be multiplied before the epoch is added, or an epoch before the seed is; an epoch also by more.
+FACTORS = *range(2, 41), 100, 128, 256, 1000, 1024, 10_000
+LARGER = *(2 ** k for k in range(11, 32)), *(10 ** k for k in range(5, 10)), 997, 1009, 7919, 9973, 10_007, 12_345, \
+    123_456, 1_000_003, 1_000_007, 1_000_000_007
 
 
 def batches(case, got, size, epoch=0, seed=None):
@@ -91,8 +94,8 @@ def pairs(seed, n):
     """(seed, epoch) that have orders of their own, though some sum or product of both numbers is the same, or their
     digits one behind the other are, or the epoch is one in which a rotation of n samples has come round."""
     return list(dict.fromkeys([*itertools.product((seed, seed + 1), EPOCHS), (2 * seed, 0), (2 * seed + 1, 0),
-                               *((seed, factor) for factor in FACTORS), *((seed + factor, 0) for factor in FACTORS),
-                               (1, 11), (11, 1), (seed, n)]))
+                               *((seed, factor) for factor in FACTORS),
+                               *((seed + factor, 0) for factor in FACTORS + LARGER), (1, 11), (11, 1), (seed, n)]))
 
 
 def several(case):
