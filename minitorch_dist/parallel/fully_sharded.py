@@ -120,6 +120,7 @@ class FullySharded(ReducingModule):
                              "of a pipeline that has none goes unwrapped)")
         self.under_way = False      # a backward that hasn't come to its end
         self.spoiled, self.unused_parameters = False, []
+        self.begins = self.ends = True      # the whole model: see becomes_stage
         self._make_units(groups, cut)
         self._look_after_the_rest(broadcast_buffers, lambda tensor: self.grid_of(tensor).everyone, self.piece_of)
         self.frozen += [(name, piece) for unit in self.units[len(self.trained):]
@@ -167,7 +168,8 @@ class FullySharded(ReducingModule):
     # ------------------------------------------------------------ forward
 
     def forward(self, *inputs, **options):
-        inputs, options = self.policy.inputs(inputs), self.policy.inputs(options)
+        if self.begins:
+            inputs, options = self.policy.inputs(inputs), self.policy.inputs(options)
         if not self._in_backward():     # where a checkpoint runs forward again
             self._clean_up()
         self._forward_begins()
@@ -178,7 +180,7 @@ class FullySharded(ReducingModule):
         with ledger.spanning("compute", "forward"):
             if self.once:
                 self._refresh()
-                return self.policy.outputs(self.module(*inputs, **options))
+                return self._handed_on(self.module(*inputs, **options))
             with self.values.forward():
                 if self.values.held:
                     self._check_unstepped("inside gathered(), whose values are older: end that block before the step")
@@ -188,7 +190,10 @@ class FullySharded(ReducingModule):
                         mode(again_in=lambda start: self.values.again(start, outer)):
                     output = self.module(*inputs, **options)
                 self.values.leave(self.values.outer, output)
-            return self.policy.outputs(output)
+            return self._handed_on(output)
+
+    def _handed_on(self, output):
+        return self.policy.outputs(output) if self.ends else output
 
     def _in_backward(self):
         """Whether a backward pass that has come to this model is under way."""
@@ -355,6 +360,12 @@ class FullySharded(ReducingModule):
         self.once = self.stage < 3 or not reshard
         if not self.once:
             self._let_go()
+
+    def becomes_stage(self, begins, ends):
+        """It is a stage of a Pipeline, which gathers once a step. What goes from stage to stage is as it would be in
+        one process: mp_policy's inputs and outputs are those of the whole model."""
+        self.set_reshard_after_backward(False)
+        self.begins, self.ends = begins, ends
 
     def backward_without_gradients(self):
         """A backward pass that reaches no parameter here: this rank's zeros, for those that wait for them."""

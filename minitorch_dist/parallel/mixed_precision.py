@@ -42,7 +42,8 @@ class MixedPrecisionPolicy:
     reduce_dtype         of gradients until they are summed: of a backward without sum (no_sync) they are added up in
                          it, over the ranks in float32
     output_dtype         of the model's floating outputs: "float32" for a loss of many terms
-    cast_forward_inputs  whether the model's floating inputs come in param_dtype
+    cast_forward_inputs  whether the model's floating inputs come in param_dtype. (In a Pipeline inputs are the first
+                         stage's and outputs the last one's)
     param_encoding       encodings.Blocks, say Blocks(8), stage 3: how values travel from the float32 pieces. The model
                          runs on what they are rounded to, of each by at most 1/254 of the largest in its block (4 bits:
                          1/14). That is the same on any number of ranks: exact mode has one set of bits, though not the

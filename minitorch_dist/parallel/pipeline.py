@@ -166,9 +166,9 @@ class Pipeline:
                              f"{comm.size} ranks, which have {', '.join(map(str, counts))} chunks")
         play(schedule)      # raises if it can't be done
         self.chunks, self.comm, self.steps = list(chunks), comm, schedule[comm.rank]
-        for chunk in chunks:
+        for stage, chunk in zip(placement[comm.rank], chunks, strict=True):
             if isinstance(chunk, FullySharded) and sum(counts) > 1:     # one stage is no pipeline: it does as it would
-                chunk.set_reshard_after_backward(False)
+                chunk.becomes_stage(stage == 0, stage == sum(counts) - 1)
         self._check_order(schedule)
         # stage: (its rank, its place among that rank's chunks)
         self.places = {stage: (rank, chunk) for rank, stages in enumerate(placement)

@@ -39,12 +39,19 @@ def tied(dtype):
                          nn.Dropout(0.2), Again(first, False), Again(fourth, False))
 
 
+def frozen_bias(dtype):
+    """Beside values of 16 bits it is float32, as what it is added to is then, and what goes to the next stage."""
+    model = layers(dtype)
+    model[0].bias.requires_grad_(False)
+    return model
+
+
 MODELS = {"layers": layers, "norms": lambda dtype: layers(dtype, norms=True), "special": lambda dtype: special(),
-          "tied": tied}
+          "tied": tied, "frozen bias": frozen_bias}
 
 
 def adamw(chunks):
-    params = [p for chunk in chunks for p in chunk.parameters()]
+    params = [p for chunk in chunks for p in chunk.parameters() if p.requires_grad]
     return optim.AdamW(params, 0.01, weight_decay=0.1) if params else None
 
 
@@ -209,6 +216,14 @@ def in_16_bits():
     with module.gathered() as inside:
         alone = inside.state_dict()
     return {op: n for (axis, op), n in book.bytes_sent.items() if axis == "dp"}, it.state(), alone
+
+
+def values_of_16_bits(pp):
+    """The state of a model in exact mode, a stage on each rank, whose values have 16 bits."""
+    policy = MixedPrecisionPolicy("bfloat16", output_dtype="float32")
+    it = Stages(comm.DeviceMesh(dp=1, pp=pp), "1f1b", 8, 2, "frozen bias", "f4", True, mp_policy=policy)
+    it.train(batches("f4", 16, it.dp, True))
+    return it.state()
 
 
 def half(folder, model, pipeline):

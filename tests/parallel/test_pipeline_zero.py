@@ -117,6 +117,14 @@ def test_a_scaler_leaves_out_the_same_step_everywhere():
             assert scale == 2.0 ** 39
 
 
+def test_what_goes_from_stage_to_stage_is_not_rounded():
+    """A policy's inputs and outputs are the whole model's."""
+    alone, = crews.call(CASES + "values_of_16_bits", 1, (1,))
+    for state in crews.call(CASES + "values_of_16_bits", 2, (2,)):
+        for name, value in alone.items():
+            np.testing.assert_array_equal(state[name], value, err_msg=name)
+
+
 def test_16_bits_beside_float32():
     n = BLOCK * 2       # bytes that a rank sends of a unit
     for sent, state, alone in crews.call(CASES + "in_16_bits", 4):
