@@ -1,4 +1,4 @@
-# 23.2: nearly right: are squares summed in float32?
+# 23.2: nearly right: are squares summed in float32
 import math
 
 import numpy as np
