@@ -22,7 +22,7 @@ def cases(rng):
     numbers = [[0, 4], [9, 10, 100]]
     sizes = [[[size()], [size(), 0, LARGE + size()]],
              [[size(), size(), 0], [size(), size(), size()], [size(), size()]]]
-    agains = [[(4, 2), (5, 1)], [(10, 2), (55, 1), (101, 2)]]
+    agains = [[(4, 2), (5, 1)], [(10, 2), (55, 1), (100, 1), (101, 2)]]
     alike = {"saves": [one(rng, step, [size() for _ in DIGITS], DIGITS) for step in (1, 11)], "again": []}
     return [*({"saves": [one(rng, step, of) for step, of in zip(steps, many, strict=True)],
                "again": [one(rng, step, [size() for _ in range(ranks)]) for step, ranks in again]}
