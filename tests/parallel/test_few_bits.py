@@ -87,10 +87,11 @@ def test_what_each_axis_carries(n, group, policy, value):
 
 @pytest.mark.thorough
 def test_models_learn_as_they_did():
-    for usual, rounded in crews.call(CASES + "learned", 4, (30,)):
+    """On average: curves of single initial values part by chance, in 32 bits as well."""
+    for usual, rounded in crews.call(CASES + "learned", 4, (40, (6, 7, 8, 9))):
         assert usual[0] > 2.8 and np.mean(usual[-5:]) < 0.4
-        np.testing.assert_allclose(rounded, usual, rtol=0.2)
-        assert np.mean(rounded[-5:]) < 0.45 and len({*usual, *rounded}) == 60
+        np.testing.assert_allclose(rounded, usual, rtol=0.15)
+        assert np.mean(rounded[-5:]) < 0.45 and len({*usual, *rounded}) == 80
 
 
 def test_what_is_frozen_travels_as_it_is():
