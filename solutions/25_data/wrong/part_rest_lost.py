@@ -1,0 +1,25 @@
+# 25.4: doesn't divide is lost
+import numpy as np
+
+
+def part(step, batch_size, rank, size):
+    least, more = divmod(batch_size, size)
+    first = step * batch_size + rank * least
+    return np.arange(first, first + least)
+
+
+def had(source, pattern, count):
+    repeats, rest = divmod(count, len(pattern))
+    return repeats * pattern.count(source) + pattern[:rest].count(source)
+
+
+def where(sample, phases, sizes):
+    before = []
+    for count, pattern in phases:
+        if sample < count:
+            break
+        sample -= count
+        before.append((count, pattern))
+    source = pattern[sample % len(pattern)]
+    number = had(source, pattern, sample) + sum(had(source, earlier, count) for count, earlier in before)
+    return (source, *divmod(number, sizes[source]))

@@ -1,0 +1,14 @@
+# 25.3: the sum of the weights
+from math import gcd
+
+
+def turns(weights):
+    weights = [weight // gcd(*weights) for weight in weights]
+    total = sum(weights)
+    had, order = [0] * len(weights), []
+    for k in range(1, total + 1):
+        ready = [i for i, weight in enumerate(weights) if had[i] * total < k * weight]
+        source = min(ready, key=lambda i: -(-(had[i] + 1) * total // weights[i]))
+        had[source] += 1
+        order.append(source)
+    return order

@@ -1,0 +1,10 @@
+# 25.3: A source without weight has no turn
+def turns(weights):
+    total = sum(weights)
+    had, order = [0] * len(weights), []
+    for k in range(1, total + 1):
+        ready = [i for i, weight in enumerate(weights) if had[i] * total < k * max(1, weight)]
+        source = min(ready, key=lambda i: -(-(had[i] + 1) * total // max(1, weights[i])))
+        had[source] += 1
+        order.append(source)
+    return order
