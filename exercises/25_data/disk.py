@@ -277,8 +277,7 @@ SIGNATURES = [
     p("that is the row's number in its file; its first token is `length` times as far from the beginning",
       at=place_of(lambda file, first, row, counts, length: (file, first // length))),
     p("rows begin length + 1 tokens apart, so that some lie beyond the file's end: the last token of one is the "
-      "first of "
-      "the next", at=further_apart),
+      "first of the next", at=further_apart),
     p("a row's first token is one too far: what was the target of the row before is this row's first input",
       at=place_of(lambda file, first, row, counts, length: (file, first + 1))),
     gives("row bounds[-1] has a place: the last row is bounds[-1] - 1, since they count from 0", lambda case: run(

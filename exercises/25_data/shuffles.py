@@ -29,10 +29,21 @@ def cases(rng):
         found.append({"what": "order", "places": rng.integers(0, n, 60), "n": n, "keys": keys(rng, rounds)})
     found += [{"what": "order", "places": places, "n": 100, "keys": keys(rng)}
               for places in (np.arange(40, 52).reshape(3, 4), np.array([99]), np.zeros(0, np.int64), np.array(7))]
+    found.append(meets_n(rng, 100))
+    found.append({**found[-1], "places": np.append(found[-1]["places"], np.arange(20))})
     of_12, places = keys(rng), np.arange(LONG)
     found.append({"what": "order", "places": longest(places, LONG, of_12), "n": LONG, "keys": of_12})
     return [*found, *({"what": "order", "places": np.arange(PICTURE["n"]), "n": PICTURE["n"], "keys": of_12[:rounds]}
                       for rounds in PICTURE["rounds"])]
+
+
+def meets_n(rng, n):
+    """One place alone, for which the cipher gives n itself."""
+    while True:
+        of_12 = keys(rng)
+        (place,) = np.flatnonzero(cipher(np.arange(1 << number_bits(n)), number_bits(n), of_12) == n)
+        if place < n:
+            return {"what": "order", "places": np.array([place]), "n": n, "keys": of_12}
 
 
 def longest(places, n, keys, count=25):
@@ -250,6 +261,9 @@ SIGNATURES = [     # those of walks first: a cipher's mistakes show in walks, to
          lambda case, got: got.get("changed", False)),
     p("order: an even number of bits: as few as n - 1 takes, else more than half of the walks go on",
       bits=lambda n: number_bits(n) + number_bits(n) % 2),
+    p("order: n itself is too large: numbers are 0 to n - 1", walk=above),
+    p("order: only where the first of the places has too large a number are any put in again: each of them, until it "
+      "is below n", walk=by_the_first),
     gives(twice("order: modulo n, or - n: two numbers become the same, and others never come. What is too large is "
                 "put in again"),
           lambda case: run(case, walk=modulo)),
@@ -258,12 +272,8 @@ SIGNATURES = [     # those of walks first: a cipher's mistakes show in walks, to
     gives(twice("order: what is too large stays in its own place, where it meets another that came there. It is put in "
                 "again"), lambda case: run(case, walk=place_itself)),
     gives(twice("order: what is too large is replaced by the next place's number, which that one has, too. It is "
-                "itself "
-                "put in again"), lambda case: run(case, walk=next_place)),
+                "itself put in again"), lambda case: run(case, walk=next_place)),
     p("order: what is too large is left as it is: put it in again, until it is below n", walk=nothing),
-    p("order: only where the first of the places has too large a number are any put in again: each of them, until it "
-      "is "
-      "below n", walk=by_the_first),
     gives(twice("order: scaled down to n: two numbers become the same. What is too large is put in again"), lambda case:
           run(case, walk=lambda places, n, keys, one: one(places) * n >> number_bits(n))),
     gives("order: the place is put in again, and gives the same as before, for ever: put in what came out", lambda case:
@@ -276,7 +286,6 @@ SIGNATURES = [     # those of walks first: a cipher's mistakes show in walks, to
           lambda case: run(case, walk=once_modulo)),
     gives("order: those that are below n are put in again with the others: then what stands in a place depends on what "
           "else is asked for", lambda case: run(case, walk=all_again, passes=allowed(case))),
-    p("order: n itself is too large: numbers are 0 to n - 1", walk=above),
     p("order: what is too large is left out: each place has a number", walk=left_out),
     p("order: n - 1 is the largest number: if n is a power of two it takes a bit less than n", bits=int.bit_length),
     p("order: a bit too many: n - 1 is the largest number", bits=lambda n: n.bit_length() + 1),
@@ -350,8 +359,7 @@ SIGNATURES = [     # those of walks first: a cipher's mistakes show in walks, to
       left << width[0] | right),
     p("cipher: the halves are exchanged after each round, and have unequal sizes: left stays left", cipher=exchanged),
     p("cipher: the halves are exchanged after each round: of an odd number of rounds they stand in the wrong order, "
-      "and "
-      "of unequal sizes run into each other", cipher=exchanged_low),
+      "and of unequal sizes run into each other", cipher=exchanged_low),
 ]
 
 

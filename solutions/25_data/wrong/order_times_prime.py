@@ -1,4 +1,4 @@
-# 25.2: in case 14 of 36
+# 25.2: in case 14 of 38
 import numpy as np
 
 
