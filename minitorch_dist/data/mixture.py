@@ -10,17 +10,17 @@ Which source a sample is of is no draw: sources take turns in a pattern that rep
 is spread as evenly as can be. So in every batch, and in every rank's part of it, the shares are right but for a sample
 or two, and loss curves don't show which source the dice have preferred.
 
-    web 8, code 3, books 1      w w c w w c w w b w c w
+    web 8, code 3, books 1      w w c w w c w w c w w b
 
 Within a source the samples come in a random order, a new one each time that it has been gone through; that goes on from
 phase to phase. All of it is computed from a sample's number alone: nothing is kept, a run can be taken up at any step,
 and the number of ranks has no say.
 
-Sources: Tijdeman 1980, "The chairman assignment problem" (the pattern: at any time no source is a whole sample from its
-share); Dubey et al. 2024, "The Llama 3 herd of models", 3.1 (mixes of sources, annealing on the best).
+Sources: Tijdeman 1980, "The chairman assignment problem" (that there is such a pattern); Baruah et al. 1996,
+"Proportionate progress" (who takes the next turn: the same problem, of processors); Dubey et al. 2024, "The Llama 3
+herd of models", 3.1 (mixes of sources, annealing on the best).
 """
 
-from fractions import Fraction
 from math import gcd
 
 import numpy as np
@@ -33,17 +33,14 @@ MOST_TURNS = 100_000
 
 
 def turns(weights):
-    """The order in which sources take turns, as a list of their numbers in which each stands as often as its weight,
-    a whole number, says. For all k: of the first k are of each k · weight / sum, but for less than 1."""
-    total = sum(weights)
-    slack = Fraction(total, max(1, 2 * sum(weight > 0 for weight in weights) - 2))
-    behind, order = [0] * len(weights), []      # by how many samples is each behind its share, times total
-    for _ in range(total):
-        behind = [late + weight for late, weight in zip(behind, weights, strict=True)]
-        # Of those that are not too far ahead the one that would be the first to fall a whole sample behind.
-        i = min((Fraction(total - slack - late) / weight, i)
-                for i, (late, weight) in enumerate(zip(behind, weights, strict=True)) if weight and late >= slack)[1]
-        behind[i] -= total
+    """The order in which sources take turns, as a list of their numbers in which each stands as often as its weight, a
+    whole number, says. For all k: of the first k are of each k · weight / sum, but for less than 1."""
+    total, had, order = sum(weights), [0] * len(weights), []
+    for k in range(1, total + 1):
+        # Of those whom a turn wouldn't put a whole sample ahead the one that would be a whole sample behind first.
+        ready = [i for i, weight in enumerate(weights) if had[i] * total < k * weight]
+        i = min(ready, key=lambda i: -(-(had[i] + 1) * total // weights[i]))
+        had[i] += 1
         order.append(i)
     return order
 

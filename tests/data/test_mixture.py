@@ -31,7 +31,7 @@ def test_in_turns_no_source_is_a_whole_sample_from_its_share(weights):
 
 
 def test_the_turns_of_the_docstring():
-    assert "".join("wcb"[i] for i in turns([8, 3, 1])) == "wwcwwcwwbwcw"
+    assert "".join("wcb"[i] for i in turns([8, 3, 1])) == "wwcwwcwwcwwb"
 
 
 weights_of_three = st.lists(st.integers(0, 30), min_size=3, max_size=3).filter(any)
