@@ -32,7 +32,7 @@ class Permutation:
         p = Permutation(10**10, "shuffle", seed, epoch)
         p(np.arange(64, 128))       # int64 (64,): which samples stand in places 64 to 127
 
-    Some 0.8 µs each. ValueError unless 1 ≤ n ≤ LARGEST.
+    ValueError unless 1 ≤ n ≤ LARGEST.
     """
 
     def __init__(self, n, *key):

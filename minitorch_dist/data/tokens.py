@@ -173,7 +173,7 @@ class StoredTokens:
             self._read(self.files[i], both, np.flatnonzero(places == i), indices - self.bounds[i])
         inputs, targets = both[:, :-1], both[:, 1:]
         if self.end is None:
-            return inputs, targets
+            return inputs.copy(), targets.copy()        # in C order, as all batches are
         ends = inputs == self.end
         documents = np.cumsum(ends, 1) - ends       # an end is of the document that it ends
         return np.stack([inputs, documents], 2), np.where(ends, IGNORED, targets)

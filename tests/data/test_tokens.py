@@ -37,7 +37,7 @@ def test_rows_are_the_files_in_pieces(tmp_path_factory, sizes, shard, length, dt
     assert len(stored) == len(rows) and stored.tokens == sum(sizes)
     asked = rng.integers(0, len(rows), 9)
     inputs, targets = stored.read(asked)
-    assert inputs.dtype == targets.dtype == np.int64
+    assert inputs.dtype == targets.dtype == np.int64 and inputs.flags.c_contiguous and targets.flags.c_contiguous
     np.testing.assert_array_equal(inputs, [rows[i][:-1] for i in asked])
     np.testing.assert_array_equal(targets, [rows[i][1:] for i in asked])
     assert stored.read_bytes == 9 * (length + 1) * np.dtype(dtype).itemsize
