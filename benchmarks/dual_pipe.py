@@ -25,11 +25,11 @@ import numpy as np  # noqa: E402
 import minitorch_dist as mt  # noqa: E402
 from minitorch_dist import comm, data, ledger, nn  # noqa: E402
 from minitorch_dist.comm.link import SimulatedLink  # noqa: E402
-from minitorch_dist.parallel import moe  # noqa: E402
-from minitorch_dist.parallel.pipeline import Pipeline  # noqa: E402
-from minitorch_dist.parallel.schedule_dual import dual_pipe_v  # noqa: E402
-from minitorch_dist.parallel.schedule_steps import Step, combined  # noqa: E402
-from minitorch_dist.parallel.tensor_parallel import parallelize_module  # noqa: E402
+from minitorch_dist.parallel.experts import moe  # noqa: E402
+from minitorch_dist.parallel.pipelines import Pipeline  # noqa: E402
+from minitorch_dist.parallel.pipelines.schedule_dual import dual_pipe_v  # noqa: E402
+from minitorch_dist.parallel.pipelines.schedule_steps import Step, combined  # noqa: E402
+from minitorch_dist.parallel.tensor import parallelize_module  # noqa: E402
 from minitorch_dist.testing import ranks  # noqa: E402
 
 RANKS, LIMIT = 2, 900

@@ -26,7 +26,7 @@ import numpy as np  # noqa: E402
 import minitorch_dist as mt  # noqa: E402
 from minitorch_dist import comm, ledger, nn  # noqa: E402
 from minitorch_dist.comm.link import SimulatedLink  # noqa: E402
-from minitorch_dist.parallel import tensor_parallel as tp  # noqa: E402
+from minitorch_dist.parallel.tensor import tensor_parallel as tp  # noqa: E402
 from minitorch_dist.testing import ranks  # noqa: E402
 
 RANKS, LIMIT = 2, 900

@@ -23,8 +23,8 @@ from minitorch_dist import comm, data, divergence, ledger, nn, optim, program
 from minitorch_dist.backend import xp
 from minitorch_dist.comm.link import SimulatedLink, VirtualClock
 from minitorch_dist.parallel import DistributedDataParallel
-from minitorch_dist.parallel.diloco import DiLoCo
 from minitorch_dist.parallel.encodings import E3M0
+from minitorch_dist.parallel.local_sgd import DiLoCo
 from minitorch_dist.viz.figure import drawn
 
 RANGES = {

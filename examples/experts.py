@@ -23,7 +23,8 @@ from minitorch_dist.backend import xp
 from minitorch_dist.checks import Checks
 from minitorch_dist.data import Loader
 from minitorch_dist.data.text import addition
-from minitorch_dist.parallel import DistributedDataParallel, expert_bias
+from minitorch_dist.parallel import DistributedDataParallel
+from minitorch_dist.parallel.experts import expert_bias
 from minitorch_dist.viz.figure import drawn
 
 RANGES = {program.AT_LEAST_1: ("steps", "batch_size", "experts", "top_k"), program.POSITIVE: ("lr", "speed"),

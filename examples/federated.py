@@ -18,7 +18,7 @@ import time
 import minitorch_dist as mt
 from minitorch_dist import comm, data, divergence, nn, program
 from minitorch_dist.parallel.encodings import LowRank, RandomMask, Sketch, Whole
-from minitorch_dist.parallel.federated import FederatedAveraging, split_by_label, split_evenly
+from minitorch_dist.parallel.local_sgd import FederatedAveraging, split_by_label, split_evenly
 
 LOCAL = {       # what a client does in a round
     "FedSGD": {"epochs": 1, "batch_size": None},

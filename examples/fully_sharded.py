@@ -25,7 +25,7 @@ from minitorch_dist.backend import xp
 from minitorch_dist.checks import Checks
 from minitorch_dist.parallel import DistributedDataParallel, MixedPrecisionPolicy, full_state_dict, fully_shard
 from minitorch_dist.parallel.encodings import Blocks
-from minitorch_dist.parallel.zero import BYTES, BYTES_MIXED, held, sent, sent_near
+from minitorch_dist.parallel.fsdp.zero import BYTES, BYTES_MIXED, held, sent, sent_near
 
 SETTINGS = ("hidden", "dropout", "lr", "clip", "seed", "exact")     # what the curve depends on, beside data and steps
 RANGES = {

@@ -24,8 +24,8 @@ from minitorch_dist.data import Loader
 from minitorch_dist.data.text import Windows, read_text
 from minitorch_dist.nn.windows import LINEAR, STATES, window_of, windows_of
 from minitorch_dist.parallel import DistributedDataParallel
-from minitorch_dist.parallel.context_parallel import HOW, check_heads, context_parallel, cut_sequence
-from minitorch_dist.parallel.ring_attention import chunks
+from minitorch_dist.parallel.context.context import HOW, check_heads, context_parallel, cut_sequence
+from minitorch_dist.parallel.context.ring_attention import chunks
 
 MODEL = {"layers": 2, "heads": 4, "dim": 64, "dropout": 0.1}
 README = Path(__file__).parents[1] / "README.md"

@@ -28,12 +28,12 @@ from minitorch_dist.checks import Checks
 from minitorch_dist.data import Loader
 from minitorch_dist.data.text import IGNORED, Windows, addition, read_text
 from minitorch_dist.nn.transformer import FAMILIES
-from minitorch_dist.parallel import DistributedDataParallel, fully_shard, moe
-from minitorch_dist.parallel.context_parallel import HOW, context_parallel, cut_sequence
-from minitorch_dist.parallel.gpt_stages import cut_gpt
-from minitorch_dist.parallel.pipeline import Pipeline, full_state_dict
-from minitorch_dist.parallel.schedules import SCHEDULES, placement_of, schedule_of
-from minitorch_dist.parallel.tensor_parallel import parallelize_module, plan_of
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard
+from minitorch_dist.parallel.context.context import HOW, context_parallel, cut_sequence
+from minitorch_dist.parallel.experts import moe
+from minitorch_dist.parallel.pipelines import Pipeline, cut_gpt, full_state_dict
+from minitorch_dist.parallel.pipelines.schedules import SCHEDULES, placement_of, schedule_of
+from minitorch_dist.parallel.tensor import parallelize_module, plan_of
 from minitorch_dist.plan import DEVICES, GPT, Job, plan
 
 AXES = ("dp", "pp", "cp", "ep", "tp")       # neighbours are tp's: they send most

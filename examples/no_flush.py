@@ -17,9 +17,8 @@ import time
 
 import minitorch_dist as mt
 from minitorch_dist import comm, data, divergence, nn, optim, program
-from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
-from minitorch_dist.parallel.schedules import one_forward_one_backward, play
-from minitorch_dist.parallel.two_buffered import PipeDream2BW
+from minitorch_dist.parallel.pipelines import PipeDream2BW, Pipeline, cut_sequential
+from minitorch_dist.parallel.pipelines.schedules import one_forward_one_backward, play
 from minitorch_dist.tables import aligned
 
 

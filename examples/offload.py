@@ -26,8 +26,7 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import backend, ledger, nn, optim, program
-from minitorch_dist.parallel.offload import offload_activations, offload_optimizer
-from minitorch_dist.parallel.streaming import stream_from_disk
+from minitorch_dist.parallel.offload import offload_activations, offload_optimizer, stream_from_disk
 
 KINDS = ("parameter", "gradient", "optimizer", "activation", "buffer")
 VOCABULARY, WARM_UP = 65, 2

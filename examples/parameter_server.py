@@ -26,7 +26,7 @@ from minitorch_dist.comm.link import VirtualClock
 from minitorch_dist.comm.together import together
 from minitorch_dist.flat import layout
 from minitorch_dist.parallel import DistributedDataParallel
-from minitorch_dist.parallel.parameter_server import ParameterServer, roles
+from minitorch_dist.parallel.servers.parameter_server import ParameterServer, roles
 from minitorch_dist.viz.curves import Run, curves
 
 OPTIMIZERS = {      # name -> (optimizer(parameters, lr), its default lr)

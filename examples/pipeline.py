@@ -22,8 +22,8 @@ from minitorch_dist import comm, data, divergence, faults, nn, optim, program, t
 from minitorch_dist.backend import xp
 from minitorch_dist.checks import Checks
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard
-from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential, full_state_dict
-from minitorch_dist.parallel.schedules import SCHEDULES, placement_of, play, schedule_of
+from minitorch_dist.parallel.pipelines import Pipeline, cut_sequential, full_state_dict
+from minitorch_dist.parallel.pipelines.schedules import SCHEDULES, placement_of, play, schedule_of
 
 SETTINGS = ("hidden", "dropout", "lr", "seed", "exact")     # what the curve depends on, beside data and steps
 EVAL_BATCH = 1000

@@ -21,7 +21,7 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import comm, ledger, nn
 from minitorch_dist.autodiff.primitive import lower
-from minitorch_dist.parallel import annotate
+from minitorch_dist.parallel.sharding import annotate
 
 TIME, DIM, HEADS = 8, 48, 12
 MOST_RANKS = 1_000_000      # on paper: the mesh has a number for each

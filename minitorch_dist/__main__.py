@@ -6,7 +6,7 @@ import sys
 
 from . import __version__, doctor, supervise, viz
 from .kernels import show
-from .parallel import schedule_command
+from .parallel.pipelines import schedule_command
 from .plan import command
 
 

@@ -54,7 +54,8 @@ class FlatBuffer:
     storage  (params, grads), two 1-d arrays to live in instead of new ones; the padding of the first is kept
 
     forgotten  ids of leaves whose gradient has been forgotten (set to None) since somebody cleared this set
-    unit     where the tensors are one rank's pieces of larger ones: the Unit (parallel/units.py), which knows the rest
+    unit     where the tensors are one rank's pieces of larger ones: the Unit (parallel/fsdp/units.py), which knows
+             the rest
     over     as their leaves say: where they are this rank's share of parameters, the Communicator of the ranks with the
              others; None: whole
 

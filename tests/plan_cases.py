@@ -13,14 +13,15 @@ from minitorch_dist.compress import lora
 from minitorch_dist.nn.decoding import KeyValueCache
 from minitorch_dist.nn.multi_token import targets_at
 from minitorch_dist.nn.transformer import FAMILIES
-from minitorch_dist.parallel import DistributedDataParallel, MixedPrecisionPolicy, fully_shard, moe, tied
-from minitorch_dist.parallel import tensor_parallel as tp
-from minitorch_dist.parallel.context_parallel import context_parallel, cut_sequence
+from minitorch_dist.parallel import DistributedDataParallel, MixedPrecisionPolicy, fully_shard, tied
+from minitorch_dist.parallel.context import context_parallel, cut_sequence
 from minitorch_dist.parallel.encodings import Blocks
-from minitorch_dist.parallel.gpt_stages import GPTStage
+from minitorch_dist.parallel.experts import moe
 from minitorch_dist.parallel.offload import offload_optimizer
-from minitorch_dist.parallel.pipeline import Pipeline
-from minitorch_dist.parallel.schedules import placement_of, schedule_of
+from minitorch_dist.parallel.pipelines import Pipeline
+from minitorch_dist.parallel.pipelines.gpt_stages import GPTStage
+from minitorch_dist.parallel.pipelines.schedules import placement_of, schedule_of
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 from minitorch_dist.plan import GPT, Device
 from tests.device import fake_cupy
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from minitorch_dist.parallel.schedules import play
+from minitorch_dist.parallel.pipelines.schedules import play
 from minitorch_dist.plan import DEVICES, Job, plan
 from minitorch_dist.plan.paper import gathered, pieces_of, second, units
 

@@ -13,7 +13,8 @@ PACKAGE = ROOT / "minitorch_dist"
 PAGE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 FLOORS = re.search(r"^minitorch_dist/\n(.*?)^```", PAGE, re.M | re.S)[1]
 BY_CALL = {     # what is looked up when it is called, and stands above: importer -> floor
-    ("autodiff/primitive.py", "reverse"), ("autodiff/tensor.py", "reverse"), ("autodiff/tensor.py", "ops")}
+    ("autodiff/primitive.py", "reverse"), ("autodiff/tensor.py", "reverse"), ("autodiff/tensor.py", "ops"),
+    ("parallel/tensor/tensor_parallel.py", "experts")}
 
 
 def listed(folder=""):
@@ -59,7 +60,7 @@ def upward(folder, floors, depth):
                 yield f"{name}:{line}", parts[depth]
 
 
-FOLDERS = ("", "autodiff", "compiler")
+FOLDERS = ("", "autodiff", "compiler", "parallel")
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -98,3 +99,24 @@ print(len(OPS) - len(own), len(LINEAR) - len(linear))
 def test_the_op_table_has_the_size_that_it_says():
     found = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, check=True, timeout=60).stdout
     assert re.search(r"(\d+) primitives over (\d+) LinearOps", FLOORS).groups() == tuple(found.split())
+
+
+LATE = """
+import sys
+from importlib import import_module
+import minitorch_dist.parallel.pipelines.schedules      # needs no ranks, and nothing but the table of steps
+loaded = [name for name in sys.modules if name.startswith("minitorch_dist.parallel.")]
+assert "minitorch_dist.parallel.pipelines.pipeline" not in loaded, loaded
+for package in sys.argv[1:]:
+    module = import_module("minitorch_dist.parallel." + package)
+    for name in module.__all__:
+        assert getattr(module, name).__name__ == name or name.isupper(), name
+"""
+
+
+def test_packages_of_parallel_import_their_names_when_somebody_asks():
+    packages = [path.parent.name for path in (PACKAGE / "parallel").glob("*/__init__.py")
+                if "of_modules" in path.read_text(encoding="utf-8")]
+    assert len(packages) > 5
+    found = subprocess.run([sys.executable, "-c", LATE, *packages], capture_output=True, text=True, timeout=60)
+    assert not found.returncode, found.stderr

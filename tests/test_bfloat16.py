@@ -10,7 +10,7 @@ import pytest
 
 import minitorch_dist as mt
 from minitorch_dist import backend, checkpoints, comm, ledger, nn, optim, training
-from minitorch_dist.parallel import streaming
+from minitorch_dist.parallel.offload import streaming
 
 DTYPE = np.dtype(mt.bfloat16)
 

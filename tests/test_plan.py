@@ -10,7 +10,7 @@ import pytest
 from minitorch_dist import comm, nn
 from minitorch_dist.flat import BLOCK
 from minitorch_dist.parallel import DistributedDataParallel
-from minitorch_dist.parallel.schedules import play, zb_h1
+from minitorch_dist.parallel.pipelines.schedules import play, zb_h1
 from minitorch_dist.plan import GPT, Job, Parameters, plan
 from minitorch_dist.plan.activations import activations
 from minitorch_dist.plan.devices import LATENCY

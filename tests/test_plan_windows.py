@@ -9,7 +9,7 @@ import pytest
 from minitorch_dist import nn
 from minitorch_dist.nn.decoding import KeyValueCache
 from minitorch_dist.nn.windows import as_text, read_windows, windows_of
-from minitorch_dist.parallel.ring_attention import steps
+from minitorch_dist.parallel.context.ring_attention import steps
 from minitorch_dist.plan import GPT, Generation, Job
 from minitorch_dist.plan.activations import activations
 from tests.crews import crews

@@ -9,7 +9,7 @@ import minitorch_dist as mt
 from minitorch_dist import ledger, viz
 from minitorch_dist.comm.link import SimulatedLink, VirtualClock
 from minitorch_dist.ledger import Span
-from minitorch_dist.parallel.schedules import NAMES, one_forward_one_backward, play, zb_h1
+from minitorch_dist.parallel.pipelines.schedules import NAMES, one_forward_one_backward, play, zb_h1
 from minitorch_dist.timeline import Timeline, intersection, length, stacks, union
 from minitorch_dist.viz.timeline import COLORS, pack, timeline
 from tests.crews import crews

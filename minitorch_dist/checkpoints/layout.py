@@ -11,7 +11,7 @@ import numpy as np
 from ..autodiff.primitive import lower
 from ..flat import boxes_of
 from ..nn.module import Module
-from ..parallel.fully_sharded import FullySharded
+from ..parallel.fsdp.fully_sharded import FullySharded
 from ..parallel.tied import name_of, tie_of
 from ..parallel.wrapping import annotated
 
@@ -67,7 +67,7 @@ def layouts(model):
             raise ValueError(f"{', '.join(twice[:4])} is in several of this rank's chunks: names must be those of the "
                              "whole model, as cut_sequential leaves them")
         return dict(found)
-    from ..parallel.tensor_parallel import parts_of  # it brings further ops into the table: not unasked
+    from ..parallel.tensor.tensor_parallel import parts_of  # it brings further ops into the table: not unasked
     cut = parts_of(model)
     found = {name: parted(value.shape, *cut[name][1:]) if name in cut else whole(value.shape)
              for name, value in (*model.named_parameters(), *model.named_buffers())}

@@ -10,7 +10,7 @@ import numpy as np
 from ..autodiff.writes import wrote
 from ..backend import as_dtype, device_of, dtype_code, on, to_device_of
 from ..comm.together import gathered, together
-from ..parallel.fully_sharded import FullySharded
+from ..parallel.fsdp.fully_sharded import FullySharded
 from .index import CheckpointError, Index, key
 from .layout import chunks_of, named_arrays, optimizer_names, piece_of, state_of
 

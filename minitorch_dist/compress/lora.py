@@ -40,12 +40,12 @@ from ..nn.decoding import by_matrix
 from ..nn.layers import Dropout, Linear
 from ..nn.module import Module, Parameter
 from ..parallel.collectives import copy_to
-from ..parallel.context_parallel import Context
-from ..parallel.fully_sharded import FullySharded
-from ..parallel.parts import Part, check_products
+from ..parallel.context.context import Context
+from ..parallel.fsdp.fully_sharded import FullySharded
 from ..parallel.positions import is_known, of_part
-from ..parallel.sequence_parallel import SequenceParallel, dropouts_on_part
-from ..parallel.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from ..parallel.tensor.parts import Part, check_products
+from ..parallel.tensor.sequence_parallel import SequenceParallel, dropouts_on_part
+from ..parallel.tensor.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from ..parallel.wrapping import ReducingModule, check_not_annotated
 from .low_precision import few_bits
 from .nf4 import NF4Weight

@@ -63,7 +63,7 @@ from ..autodiff.modes import is_grad_enabled
 from ..backend import is_floating, is_whole, matmul, module_of, random_draws, to_device_of, uniform_of_draws, xp
 from ..nn.layers import Linear
 from ..nn.module import Module
-from ..parallel.parts import check_products, indices_of_ranks
+from ..parallel.tensor.parts import check_products, indices_of_ranks
 from .formats import E2M1, E4M3, E5M2, SCALES, Format, hadamard
 from .quant_model import replaced
 

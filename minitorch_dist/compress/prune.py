@@ -33,7 +33,7 @@ import numpy as np
 from ..autodiff.writes import wrote
 from ..backend import is_floating, stream, to, to_device_of
 from ..checkpoints.layout import layouts, piece_of
-from ..parallel.fully_sharded import FullySharded
+from ..parallel.fsdp.fully_sharded import FullySharded
 from ..parallel.wrapping import annotated
 from ..tables import ruled
 
@@ -143,9 +143,9 @@ def decided(model, names, decide):
         raise ValueError("prune: the model has no parameter of two or more axes: say which by names=…")
     # They bring further ops into the table.
     if annotated(model):
-        from ..parallel.annotate import full_state_dict as whole
+        from ..parallel.sharding.annotate import full_state_dict as whole
     else:
-        from ..parallel.tensor_parallel import full_state_dict as whole
+        from ..parallel.tensor.tensor_parallel import full_state_dict as whole
     state, found = whole(model), None
     if not isinstance(model, FullySharded):
         return decide({name: state[name] for name in names})
@@ -332,7 +332,7 @@ def sparsity(model, masks=None):
 
 def _cutting(model):
     """{name: [Communicator]} of the parameters of which each of its ranks has a part, or a part of its part."""
-    from ..parallel.tensor_parallel import parts_of
+    from ..parallel.tensor.tensor_parallel import parts_of
     cut = {name: [comm] for name, (comm, *_) in parts_of(model).items()}
     cut |= {name: [p.local.leaf.over] for name, p in annotated(model).items() if p.local.leaf.over is not None}
     if isinstance(model, FullySharded):

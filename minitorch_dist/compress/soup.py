@@ -32,7 +32,7 @@ from ..checkpoints.loading import StoredValues, check_ungathered
 from ..checkpoints.npz import read_npz
 from ..nn.module import Module
 from ..nn.norm import BatchNorm
-from ..parallel.fully_sharded import FullySharded
+from ..parallel.fsdp.fully_sharded import FullySharded
 from ..parallel.same_model import from_rank_0
 from .prune import check_whole
 

@@ -32,7 +32,7 @@ class MultiHeadAttention(Module):
     sinks       whether each head has one, learned, 0 at first; the same there
     context     None, or who knows which positions x has, where it is a part of the sequence, and where the others' keys
                 are: positions(time) and, called (q, k, v, causal, scale, documents, window, sinks= and dropped= if
-                there are some, the latter where it `drops`), attention; see parallel/context_parallel.py
+                there are some, the latter where it `drops`), attention; see parallel/context/context.py
     scale       what scores are multiplied by, besides what rotary may add; None: 1/√(dim/heads)
     Sources: Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries); Jiang et al. 2023, "Mistral 7B" (windows);
     Henry et al. 2020, "Query-key normalization"; Qwen Team 2025, "Qwen3" (qk_norm as here).
@@ -83,7 +83,7 @@ class MultiHeadAttention(Module):
 
     def _queries_keys_values(self, x, documents=None):
         self._check(x)
-        h = self.qkv(x)     # may bring in positions that x hasn't (parallel/sequence_parallel.py)
+        h = self.qkv(x)     # may bring in positions that x hasn't (parallel/tensor/sequence_parallel.py)
         q, k, v = of_heads(h, self.size, self.heads, self.kv_heads, self.kv_heads)
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)

@@ -14,8 +14,9 @@ those before it out again, which is a system of equations, lower triangular, wit
     U = U₀ - W S
 
 U₀ and W = (I + N)⁻¹ (b ∘ D_{·,before}) K are made in all stretches at once; then two products with S for each in turn.
-All of it is linear in S, too: a part of a sequence before which a rank doesn't know S yet (parallel/linear_context.py)
-begins with [I | 0] in its place, and what comes out is what S will be multiplied by, beside what is added.
+All of it is linear in S, too: a part of a sequence before which a rank doesn't know S yet
+(parallel/context/linear_context.py) begins with [I | 0] in its place, and what comes out is what S will be multiplied
+by, beside what is added.
 
 Sources: Schlag et al. 2021, "Linear transformers are secretly fast weight programmers" (the rule); Yang et al. 2024,
 "Parallelizing linear transformers with the delta rule over sequence length" (stretches: U₀ and W, after Bischof & Van

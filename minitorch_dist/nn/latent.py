@@ -78,7 +78,7 @@ class LatentAttention(MultiHeadAttention):
     q_rank      of the queries' own latent; None: they are made of x
     bias        whether `down` and `out` have one; what makes heads of latents has none
     to_heads    None, or what the key of all heads goes through where ranks have some of the heads each, and each a
-                part of its gradient; see parallel/heads.py
+                part of its gradient; see parallel/tensor/heads.py
     """
 
     to_heads = None

@@ -92,7 +92,7 @@ class LinearAttention(MultiHeadAttention):
         """([queries, scaled, keys, values (batch, heads, time, size), logs (batch, heads, time), …], gates (batch,
         time, heads · size)): what the recurrence takes, and what its result is gated by."""
         self._check(x)
-        h = self.project(x)     # may bring in positions that x hasn't (parallel/sequence_parallel.py)
+        h = self.project(x)     # may bring in positions that x hasn't (parallel/tensor/sequence_parallel.py)
         width = self.heads * self.size
         q, k, v, gates, decays, *more = h.split((*[width] * 4, *[self.heads] * self.numbers), 2)
         q, k, v = (ops.transpose(ops.reshape(part, (*part.shape[:2], self.heads, self.size)), (0, 2, 1, 3))

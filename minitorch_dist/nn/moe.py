@@ -5,8 +5,8 @@
 
 An expert takes as many tokens as its capacity, and what comes later is dropped: y is 0 there, and the residual
 connection around the layer carries the token on. So every shape is known beforehand, and messages between ranks that
-hold different experts have a fixed size (parallel/moe.py). Or there is no capacity: nothing is dropped, nothing padded,
-an expert has as many rows as tokens chose it, and products go expert by expert (ops/grouped.py).
+hold different experts have a fixed size (parallel/experts/moe.py). Or there is no capacity: nothing is dropped,
+nothing padded, an expert has as many rows as tokens chose it, and products go expert by expert (ops/grouped.py).
 
 Tokens are routed in groups, each with a capacity of its own and blind to the others: with a sequence as a group the
 result doesn't depend on how the ranks share sequences. Which second choices are dropped depends on all first ones,
@@ -15,7 +15,7 @@ later tokens' too: a model that must not see the future takes k = 1 with a seque
 Each expert has a score for each token, and the greatest ones are chosen. GShard and Switch take the softmax for it, and
 a loss beside that keeps the experts equally busy. DeepSeek-V3 takes a sigmoid of each logit by itself, and puts an
 expert's bias onto its scores while tokens choose: who is busier than the mean gets less of it after each step, and no
-gradient pulls at the router that has nothing to do with the task (parallel/expert_bias.py).
+gradient pulls at the router that has nothing to do with the task (parallel/experts/expert_bias.py).
 
 Sources: Shazeer et al. 2017, "Outrageously large neural networks"; Lepikhin et al. 2021, "GShard" (k = 2); Fedus et al.
 2022, "Switch Transformers" (k = 1); Zoph et al. 2022, "ST-MoE" (z-loss); Dai et al. 2024, "DeepSeekMoE" (shared
@@ -92,8 +92,8 @@ class Routing(NamedTuple):
 
     def visits(self, nodes):
         """Integers (nodes,): how many of the tokens chose an expert on each node, consecutive ones being on the same:
-        the rows that go there if a token goes to a node once. (parallel/moe.py sends a row per choice.) ValueError
-        where so many nodes can't share the experts equally."""
+        the rows that go there if a token goes to a node once. (parallel/experts/moe.py sends a row per choice.)
+        ValueError where so many nodes can't share the experts equally."""
         check_choices(1, self.experts, (nodes, 1))
         node = self.expert // (self.experts // nodes)
         return (node[..., None] == xp.arange(nodes, like=node)).any(2).sum((0, 1))
@@ -303,8 +303,8 @@ class MoE(Module):
                      answer is added
     score, route_scale, nodes  how experts are chosen, and what the gates are; see route, and its `scale`
     expert_bias      True: a bias per expert, a buffer of float32, is added to its scores for the choice. The choices of
-                     training are counted in `load`, and parallel/expert_bias.py's update(model), called after each
-                     optimizer step, moves the biases by them. With it balance=0 is usual
+                     training are counted in `load`, and parallel/experts/expert_bias.py's update(model), called after
+                     each optimizer step, moves the biases by them. With it balance=0 is usual
 
     Of DeepSeek-V3, but for its sizes:
 

@@ -11,9 +11,9 @@ D_ts = a_{s+1} · … · a_t:
     to those behind       S' = D_{end,before} S + (K ∘ D_{end,·})ᵀ V
 
 Stretches are to each other what positions are, and so are the parts of a sequence that ranks have
-(parallel/linear_context.py): `left` makes the table of each, `carried` is for the latter two. Another rule by which
-states go on is in delta_rule.py: a Recurrence is what layers, caches and ranks know of a rule. Source: Dao & Gu 2024,
-"Transformers are SSMs", 6.
+(parallel/context/linear_context.py): `left` makes the table of each, `carried` is for the latter two. Another rule by
+which states go on is in delta_rule.py: a Recurrence is what layers, caches and ranks know of a rule. Source: Dao & Gu
+2024, "Transformers are SSMs", 6.
 """
 
 from collections.abc import Callable

@@ -63,7 +63,7 @@ class Optimizer:
     elementwise = True      # an element's update depends on that element alone: pieces take the steps of the whole
     loaded = False      # whether its state has come by load_state_dict
     loops = None        # what mt.compile has made of the update (compiler/updates.py)
-    home = None         # who keeps the state, where it doesn't live beside the parameters (parallel/offload.py)
+    home = None         # who keeps the state, where it doesn't live beside the parameters (parallel/offload/offload.py)
 
     def __init__(self, params, defaults):
         defaults = defaults | {"state_bits": defaults.get("state_bits", 32)}

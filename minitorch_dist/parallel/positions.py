@@ -43,7 +43,7 @@ class PartDropout(Dropout):
     comm      the ranks of sequence parallelism, which have equally many of these, in order; None: this one has them all
     features  (which of the last axis this rank has, of how many); None: all of them
     heads     the same of the axis of (batch, heads, time, sources)
-    over      the ranks of all_to_all, which share these heads, or all, equally (context_parallel.py); None: no one does
+    over      the ranks of all_to_all, which share these heads, or all, equally (context/context.py); None: no one does
     x is (batch, time, …) where a context or comm divides the positions, with comm (batch, time, dim), else ValueError;
     (…, dim) where nothing does.
     """

@@ -18,7 +18,7 @@ from collections import Counter
 import numpy as np
 
 from .data_parallel import DistributedDataParallel
-from .fully_sharded import FullySharded
+from .fsdp.fully_sharded import FullySharded
 from .wrapping import ReducingModule
 
 FAULTY = ("A processor or a memory of theirs may be faulty. A checkpoint that was written when the check had passed is "

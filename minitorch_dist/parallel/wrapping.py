@@ -1,7 +1,7 @@
 """Which models can be wrapped, and for which ranks; and what DistributedDataParallel and fully_shard have in common.
 
 A model may say of itself that it isn't whole on each rank: parameters that lie on a mesh (annotate.py), modules that
-are `divided_over` ranks with samples of their own (moe.py, context_parallel.py), a wrapper that reduces gradients.
+are `divided_over` ranks with samples of their own (moe.py, context/context.py), a wrapper that reduces gradients.
 """
 
 from contextlib import contextmanager, nullcontext
@@ -120,7 +120,7 @@ class ReducingModule(Module):
 
 def divided(module):
     """[(path, module)] of those that say they are `divided_over` ranks which have samples, or parts of them, of their
-    own: experts (moe.py), and what shares sequences (context_parallel.py), which has no parameters."""
+    own: experts (moe.py), and what shares sequences (context/context.py), which has no parameters."""
     return [(path, m) for path, m in module.named_modules() if hasattr(m, "divided_over") and m.divided_over.size > 1]
 
 

@@ -7,9 +7,9 @@ from math import isfinite
 from ..compress.lora import TARGETS
 from ..nn.transformer import FAMILIES
 from ..nn.windows import read_windows
-from ..parallel.context_parallel import HOW
-from ..parallel.schedules import SCHEDULES
-from ..parallel.sequence_parallel import check_choice
+from ..parallel.context.context import HOW
+from ..parallel.pipelines.schedules import SCHEDULES
+from ..parallel.tensor.sequence_parallel import check_choice
 from ..tables import aligned
 from .adapters import counts
 from .devices import DEVICES, device_named

@@ -7,10 +7,10 @@ from math import inf, lcm
 
 from ..data.loader import share
 from ..optim.packed import BLOCK
-from ..parallel.context_parallel import HOW
-from ..parallel.schedules import SCHEDULES, V_SHAPED, WEIGHT, check_drawable, placement_of, schedule_of
-from ..parallel.sequence_parallel import check_choice
-from ..parallel.zero import BYTES, BYTES_MIXED
+from ..parallel.context.context import HOW
+from ..parallel.fsdp.zero import BYTES, BYTES_MIXED
+from ..parallel.pipelines.schedules import SCHEDULES, V_SHAPED, WEIGHT, check_drawable, placement_of, schedule_of
+from ..parallel.tensor.sequence_parallel import check_choice
 from .adapters import BASE_BITS, NF4_BITS, adapters_of, flow, linears, parameters_of
 from .sent import check_messages
 
@@ -27,14 +27,14 @@ class Job:
     dp, tp, pp     the mesh: ranks that divide the samples, the matrices, the layers
     cp, ep         ranks that divide each sequence; that divide the samples and the experts. tp's are neighbours, then
                    cp's and ep's, then pp's
-    cp_by          "ring" or "all_to_all", as in parallel/context_parallel.py
+    cp_by          "ring" or "all_to_all", as in parallel/context/context.py
     stage          ZeRO's along dp, cp and ep, 0 to 3; of the experts, where ep divides them, along dp
-    shard_over     so many neighbours of these ranks share a copy (None: all), as in parallel/hybrid.py
+    shard_over     so many neighbours of these ranks share a copy (None: all), as in parallel/fsdp/hybrid.py
     batch          samples per step, over all ranks; time: tokens of each
     micro_batches  pieces in which a rank's samples run, through the pipeline or one after another
-    schedule       of parallel/schedules.py, with so many chunks of layers per rank
-    sequence_parallel  False, True or "regather", as in parallel/tensor_parallel.py
-    offload_optimizer  its state lies on the host, which makes the update (parallel/offload.py)
+    schedule       of parallel/pipelines/schedules.py, with so many chunks of layers per rank
+    sequence_parallel  False, True or "regather", as in parallel/tensor/tensor_parallel.py
+    offload_optimizer  its state lies on the host, which makes the update (parallel/offload/offload.py)
     state_bits     32, or 8: of each of Adam's two numbers per parameter (optim/packed.py)
     lora_rank      of adapters, which are all that is trained then (None: all is), beside lora_targets, as lora.add's;
                    without dropout of their own
@@ -42,8 +42,8 @@ class Job:
     lora_parameters  of a model of which only the number of parameters is known: how many adapters have beside it
     tiled_loss     the loss is made by tiles of the vocabulary, without logits (nn.linear_cross_entropy)
     reshard_after_forward  so many neighbours keep stage 3's values from forward to backward (None: nobody)
-    param_bits, reduce_bits  of values, and of gradients, on their way: 8 or 4, in blocks (parallel/few_bits.py); None:
-                   the precision's
+    param_bits, reduce_bits  of values, and of gradients, on their way: 8 or 4, in blocks (parallel/fsdp/few_bits.py);
+                   None: the precision's
     ValueError where it can't be done.
     """
 

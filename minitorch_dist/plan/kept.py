@@ -4,8 +4,8 @@
 10·s·b·h + (24·s·b·h + 5·a·s²·b)/t, and with sequence parallelism ("regather") all of it divided by t. "float32" is this
 library's own tape, on the CPU: what the ledger counts as "activation", to the byte.
 
-Where backward is cut in two (parallel/schedules.py), I frees what W doesn't need, and keeps the cotangents of matrices
-for it: 32·s·b·h bytes per block in 16 bits.
+Where backward is cut in two (parallel/pipelines/schedules.py), I frees what W doesn't need, and keeps the cotangents of
+matrices for it: 32·s·b·h bytes per block in 16 bits.
 
 Sources: Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models"; Qi et al. 2023, "Zero
 bubble pipeline parallelism" (what W needs).

@@ -22,7 +22,7 @@ def buckets(shapes, itemsize):
 
 
 def unit(shapes, ranks, trained=True):
-    """Elements of a unit of fully_shard (parallel/units.py), a multiple of ranks · 4,096; frozen, of ranks · 16."""
+    """Elements of a unit (parallel/fsdp/units.py), a multiple of ranks · 4,096; if it is frozen, of ranks · 16."""
     end = layout([_stand_in(shape, 0) for shape in shapes])[0][-1].end
     return ranks * round_up(-(-end // ranks), BLOCK if trained else ALIGN)
 

@@ -196,7 +196,7 @@ class GPT:
 
     def block(self, tp, ep=1, window=None):
         """[(name, shape)] of a block with such a window: heads and the feed-forward's inner features are divided by tp
-        (parallel/tensor_parallel.py), experts by ep (parallel/moe.py)."""
+        (parallel/tensor/tensor_parallel.py), experts by ep (parallel/experts/moe.py)."""
         return [*self._norm("norm1"), *self._attention(tp, window), *self._norm("norm2"),
                 *(self._mixture(ep) if self.experts else self._feed_forward(self.inner // tp))]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-from ..parallel.schedules import BACKWARD, FORWARD, INPUT, play
-from ..parallel.zero import SENT, held
+from ..parallel.fsdp.zero import SENT, held
+from ..parallel.pipelines.schedules import BACKWARD, FORWARD, INPUT, play
 from .activations import activations
 from .layout import buckets, stepped, unit
 from .sent import AXES, SENT_ALONG, data_parallel, travelling
@@ -236,7 +236,7 @@ def units_of(job, module):
     found = {}
     for p in module:
         if p.trained or job.stage == 3:
-            tied = job.copied and p.name in ("embed.weight", "head.weight")     # by itself (parallel/grouping.py)
+            tied = job.copied and p.name in ("embed.weight", "head.weight")     # by itself (parallel/fsdp/grouping.py)
             found.setdefault((divided(job, p), p.trained, p.itemsize, tied), []).append(p.shape)
     kinds = {False: (job.shards, job.replicas), True: (job.expert_shards, job.dp)}
     return [Piece(unit(shapes, ranks, trained), ranks, alike // ranks,
@@ -277,9 +277,9 @@ def buffers(job, stages):
 
 
 def gathered(job, modules):
-    """Bytes of stage 3's parameters at once: of two modules, one behind the other (parallel/gathering.py), as backward
-    needs them: between further depths the rest runs; where a block runs again, of what is open around it and of the
-    block, or of both units in it; in a pipeline of all."""
+    """Bytes of stage 3's parameters at once: of two modules, one behind the other (parallel/fsdp/gathering.py), as
+    backward needs them: between further depths the rest runs; where a block runs again, of what is open around it and
+    of the block, or of both units in it; in a pipeline of all."""
     rest, *sizes = [whole(module) for module in modules]
     if job.pp > 1:
         return rest + sum(sizes)

@@ -12,9 +12,9 @@ from ..comm.cost import predict
 from ..comm.reduction import WIRE_BYTES
 from ..flat import BLOCK
 from ..nn.windows import DELTA, LINEAR, STATES
+from ..parallel.context.ring_attention import steps
 from ..parallel.encodings import Blocks
-from ..parallel.few_bits import row_bytes
-from ..parallel.ring_attention import steps
+from ..parallel.fsdp.few_bits import row_bytes
 
 # shard: of dp, where only some share a copy (Job.shard_over); near: of these, who keep values until backward
 AXES = ("dp", "shard", "near", "tp", "pp", "cp", "ep")
@@ -115,7 +115,7 @@ def tensor_parallel(job, place, stages):
     the output layer; three numbers per label, which is vocab_parallel_cross_entropy.
 
     A mixture of experts is the same on all ranks, and sends nothing along tp: half of a block is left.
-    Attention by latents sums the gradients of latents and of the key instead of its input's (parallel/heads.py).
+    Attention by latents sums the gradients of latents and of the key instead of its input's (parallel/tensor/heads.py).
     With sequence parallelism each becomes an all-gather and a reduce-scatter; with "regather" backward gathers the
     inputs of column-parallel matrices once more; experts take whole sequences, by an all-gather forward and one
     backward. Gradients of norms and of row-parallel biases are summed, those of positions gathered (parallel/
@@ -240,7 +240,7 @@ def context_parallel(job, place, stages):
 
 def states(job, flows):
     """Of attention by states: a state of each head and what is left of one, of both pieces of a zigzag, in float32, to
-    all, and their gradients back. (parallel/linear_context.py)"""
+    all, and their gradients back. (parallel/context/linear_context.py)"""
     size, found = job.model.width // job.model.heads, []
     for kind, numbers in ((LINEAR, size * size + 1), (DELTA, 2 * size * size)):
         nbytes = 4 * 2 * job.cp * job.samples / job.micro_batches * job.model.heads / job.tp * numbers

@@ -1,7 +1,7 @@
 """All ranks' timelines in one picture."""
 
 from ..ledger import Span
-from ..parallel.schedules import NAMES, label
+from ..parallel.pipelines.schedules import NAMES, label
 from ..timeline import Timeline
 from .figure import drawn
 
@@ -40,7 +40,7 @@ def timeline(traced, path, title="What each rank did", unit=None):
 
 
 def schedule(played, path, title):
-    """Draw a pipeline's schedule as it was played (parallel/schedules.py) into the file `path`."""
+    """Draw a pipeline's schedule as it was played (parallel/pipelines/schedules.py) into the file `path`."""
     made = Timeline()
     stages = [sorted({step.stage for *_, step in row}) for row in played.spans]
     made.spans = [[Span("compute", NAMES[step.kind], begin, end, label(step, own)) for begin, end, step in row]

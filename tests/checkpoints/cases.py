@@ -7,10 +7,9 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import checkpoints, comm, data, nn, optim, training
 from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard
-from minitorch_dist.parallel import tensor_parallel as tp
-from minitorch_dist.parallel.gpt_stages import cut_gpt
-from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
-from minitorch_dist.parallel.schedules import one_forward_one_backward
+from minitorch_dist.parallel.pipelines import Pipeline, cut_gpt, cut_sequential
+from minitorch_dist.parallel.pipelines.schedules import one_forward_one_backward
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 VOCABULARY, TIME, BATCH, FEATURES, CLASSES = 11, 5, 12, 7, 3
 # way of cutting -> the numbers of ranks it is tried with

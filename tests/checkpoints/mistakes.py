@@ -5,7 +5,7 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import checkpoints, comm, nn, optim
 from minitorch_dist.parallel import DistributedDataParallel, full_state_dict
-from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 from .cases import FEATURES, Training, loss_sum, mlp
 

@@ -5,7 +5,7 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import checkpoints, comm, nn, optim
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard
-from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 VOCABULARY, POSITIONS = 13, 430
 # name -> (ranks along dp, along tp, the stage of fully_shard, or None). "parts, stage 3" has sequence_parallel, too.

@@ -9,11 +9,11 @@ import minitorch_dist as mt
 from minitorch_dist import backend, checkpoints, comm, data, ledger, nn, optim, training
 from minitorch_dist.compress import lora
 from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard
-from minitorch_dist.parallel import tensor_parallel as tp
-from minitorch_dist.parallel.context_parallel import context_parallel, cut_sequence, join_sequence
-from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
-from minitorch_dist.parallel.pipeline import full_state_dict as whole_of_stages
-from minitorch_dist.parallel.schedules import one_forward_one_backward, zb_h1
+from minitorch_dist.parallel.context import context_parallel, cut_sequence, join_sequence
+from minitorch_dist.parallel.pipelines import Pipeline, cut_sequential
+from minitorch_dist.parallel.pipelines import full_state_dict as whole_of_stages
+from minitorch_dist.parallel.pipelines.schedules import one_forward_one_backward, zb_h1
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 WIDTHS, RANK, STEPS, SEED = (7, 70, 13, 90, 5), 3, 3, 4
 

@@ -7,8 +7,8 @@ from minitorch_dist import comm, ledger, nn, optim
 from minitorch_dist.compress import convert_to_low_precision_training
 from minitorch_dist.compress.formats import E2M1, E4M3, E5M2
 from minitorch_dist.compress.low_precision import RECIPES, Cut, Operand, Recipe, over_ranks
-from minitorch_dist.parallel import tensor_parallel as tp
 from minitorch_dist.parallel.collectives import gather_from, scatter_to
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 KINDS = {"column": (0, False), "row": (1, False), "column, sequences": (0, True), "row, sequences": (1, True),
          "column, regather": (0, "regather")}

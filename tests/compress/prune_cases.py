@@ -9,8 +9,8 @@ from minitorch_dist import checkpoints, comm, nn, optim
 from minitorch_dist.compress import prune, soup
 from minitorch_dist.compress.lottery import lottery_ticket
 from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard
-from minitorch_dist.parallel import tensor_parallel as tp
-from minitorch_dist.parallel.annotate import shard_parameters
+from minitorch_dist.parallel.sharding.annotate import shard_parameters
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 STEPS, ROWS = 6, 12
 WAYS = {"data": lambda net: DistributedDataParallel(net, comm.world()),

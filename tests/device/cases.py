@@ -9,7 +9,7 @@ import minitorch_dist as mt
 from minitorch_dist import backend, comm, ledger, nn, optim, training
 from minitorch_dist.data import Loader
 from minitorch_dist.parallel import DistributedDataParallel
-from minitorch_dist.parallel.parameter_server import ParameterServer
+from minitorch_dist.parallel.servers import ParameterServer
 
 from .fake_cuda import events
 from .fake_cupy import installed, transfers
@@ -147,10 +147,10 @@ def in_turns(path):
     """A step by DualPipeV of packed rows, on ranks that share the experts: loss and gradients on the host, and on the
     GPU."""
     from minitorch_dist.data.packing import pack
-    from minitorch_dist.parallel import moe
-    from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
-    from minitorch_dist.parallel.schedule_dual import dual_pipe_v
-    from minitorch_dist.parallel.tensor_parallel import parallelize_module
+    from minitorch_dist.parallel.experts import moe
+    from minitorch_dist.parallel.pipelines import Pipeline, cut_sequential
+    from minitorch_dist.parallel.pipelines.schedule_dual import dual_pipe_v
+    from minitorch_dist.parallel.tensor import parallelize_module
     world, rng, results = comm.world(), np.random.default_rng(3), []
     rows = pack([rng.integers(0, 11, n) for n in (7, 3, 5, 9, 4, 6, 8, 2, 5, 7, 6)], 8)
     with stand_in(path, world.rank):

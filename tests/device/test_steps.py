@@ -12,7 +12,8 @@ import minitorch_dist as mt
 from minitorch_dist import backend, checkpoints, comm, ledger, nn, optim, training
 from minitorch_dist.data import Loader
 from minitorch_dist.nn.multi_token import speculate
-from minitorch_dist.parallel import DistributedDataParallel, expert_bias
+from minitorch_dist.parallel import DistributedDataParallel
+from minitorch_dist.parallel.experts import expert_bias
 
 from .fake_cupy import installed, launches, transfers
 

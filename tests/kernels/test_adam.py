@@ -156,7 +156,7 @@ def test_disabled_and_enabled_in_turns():
 
 
 def test_parameters_that_move_to_other_storage_are_updated_there():
-    """As two versions of a pipeline's weights do (parallel/two_buffered.py)."""
+    """As two versions of a pipeline's weights do (parallel/pipelines/two_buffered.py)."""
     (cpu, tiled), (gpu, fused) = plan("AdamW", np.float32)
     free = [flat.params.copy() for flat in fused.flats]
     for step in range(5):

@@ -8,7 +8,7 @@ from minitorch_dist import backend, kernels, ledger
 from minitorch_dist.autodiff.tensor import Tensor
 from minitorch_dist.backend import tiled_cross_entropy
 from minitorch_dist.kernels import dropout, launch, matmul, softmax_cross_entropy
-from minitorch_dist.parallel.vocabulary import Shares
+from minitorch_dist.parallel.tensor.vocabulary import Shares
 
 from .harness import TOLERANCE, poison, random
 from .test_registry import DeviceLike

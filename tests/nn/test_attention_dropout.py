@@ -6,7 +6,7 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import backend, nn
 from minitorch_dist.nn.decoding import KeyValueCache
-from minitorch_dist.parallel import context_parallel
+from minitorch_dist.parallel.context import context_parallel
 
 random = np.random.default_rng
 P = 0.4
@@ -198,9 +198,9 @@ def attend(**options):
     (TypeError, lambda: attend(attn_mask=None, dropout_p=True), "dropout_p=True; it is a probability, and stands"),
     (ValueError, lambda: read(gpt()), "MultiHeadAttention: dropout 0.4 of weights, of which a part is here .a cach"),
     (ValueError, lambda: read(gpt(**KINDS["latents"])), "LatentAttention: dropout 0.4 of weights"),
-    (ValueError, lambda: context_parallel.context_parallel(gpt(), mt.comm.world()),
+    (ValueError, lambda: context_parallel(gpt(), mt.comm.world()),
      "blocks.0.attention drops weights with probability 0.4, and a ring has none .* take how='all_to_all'"),
-    (ValueError, lambda: context_parallel.context_parallel(gpt(attention_dropout=0.0, sinks=True), mt.comm.world()),
+    (ValueError, lambda: context_parallel(gpt(attention_dropout=0.0, sinks=True), mt.comm.world()),
      "blocks.0.attention has sinks, which a ring would count once per rank: take how='all_to_all'"),
 ])
 def test_what_does_not_fit_is_refused(error, call, words):

@@ -7,7 +7,7 @@ import minitorch_dist as mt
 from minitorch_dist import nn, optim
 from minitorch_dist.compress import lora
 from minitorch_dist.nn.decoding import KeyValueCache, by_position, uncacheable
-from minitorch_dist.parallel import context_parallel
+from minitorch_dist.parallel.context import context_parallel
 
 from .test_transformer import linear, norm, values
 
@@ -275,7 +275,7 @@ def test_compiled_checkpointed_and_adapted():
 
 
 def cut(model):
-    return context_parallel.context_parallel(model, mt.comm.world())
+    return context_parallel(model, mt.comm.world())
 
 
 @pytest.mark.parametrize("call, words", [

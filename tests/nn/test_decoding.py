@@ -12,7 +12,7 @@ from minitorch_dist.compress.low_precision import convert_to_low_precision_train
 from minitorch_dist.nn import decoding
 from minitorch_dist.nn.decoding import KeyValueCache, likeliest, uncacheable
 from minitorch_dist.nn.transformer import FAMILIES
-from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 random = np.random.default_rng
 ROOMY = {"experts": 4, "k": 2, "capacity_factor": 2, "group": "sequence", "shared": 1}

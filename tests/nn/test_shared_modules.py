@@ -6,7 +6,7 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import backend, comm, compress, nn
 from minitorch_dist.parallel import DistributedDataParallel
-from minitorch_dist.parallel.tensor_parallel import parallelize_module
+from minitorch_dist.parallel.tensor import parallelize_module
 
 
 class Twice(nn.Module):

@@ -14,8 +14,7 @@ from minitorch_dist.data import digits
 from minitorch_dist.flat import FlatBuffer
 from minitorch_dist.optim import optimizer as optimizers
 from minitorch_dist.optim.packed import Packed, arrays_of, dynamic_levels
-from minitorch_dist.parallel import offload
-from minitorch_dist.parallel.offload import offload_optimizer
+from minitorch_dist.parallel.offload import offload, offload_optimizer
 from tests.device.fake_cupy import installed
 
 SHAPES, TILE = [(7, 11), (13,), (31, 47), (), (0, 3), (5, 16)], 512

@@ -10,7 +10,7 @@ from minitorch_dist import nn, optim
 from minitorch_dist.compress import lora
 from minitorch_dist.optim import mup
 from minitorch_dist.parallel import DistributedDataParallel
-from minitorch_dist.parallel.pipeline import cut_sequential
+from minitorch_dist.parallel.pipelines import cut_sequential
 from tests.crews import crews, threads
 from tests.parallel import mup_cases
 

@@ -9,13 +9,13 @@ import minitorch_dist as mt
 from minitorch_dist import checkpoints, comm, ledger, nn, optim
 from minitorch_dist.parallel import (
     DistributedDataParallel,
-    annotate,
     full_optimizer_state_dict,
     full_state_dict,
     fully_shard,
     load_full_optimizer_state_dict,
 )
-from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.sharding import annotate
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 from . import eight_bit_cases, muon_cases, plain, sharded_cases
 

@@ -7,7 +7,7 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import backend, comm, ledger
 from minitorch_dist.autodiff.primitive import lower
-from minitorch_dist.parallel import annotate as a
+from minitorch_dist.parallel.sharding import annotate as a
 from minitorch_dist.parallel.sharding import rules
 from minitorch_dist.parallel.sharding.moves import moves as schedule
 from tests.autodiff.samples import SAMPLES

@@ -5,7 +5,7 @@ import numpy as np
 from minitorch_dist import backend, checkpoints, comm, nn, optim
 from minitorch_dist.autodiff.primitive import lower
 from minitorch_dist.autodiff.tensor import Tensor
-from minitorch_dist.parallel import annotate as a
+from minitorch_dist.parallel.sharding import annotate as a
 from tests.checkpoints.cases import CLASSES, FEATURES, TIME, VOCABULARY, gpt, mlp
 
 MODELS = {"gpt": lambda: gpt(layers=1), "mlp": mlp}

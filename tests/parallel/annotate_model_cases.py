@@ -11,10 +11,10 @@ import minitorch_dist as mt
 from minitorch_dist import backend, comm, ledger, nn, optim
 from minitorch_dist.autodiff.primitive import Primitive, bind
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard
-from minitorch_dist.parallel import annotate as a
+from minitorch_dist.parallel.sharding import annotate as a
 from minitorch_dist.parallel.sharding import choice, rules
 from minitorch_dist.parallel.sharding.running import operand
-from minitorch_dist.parallel.tensor_parallel import parallelize_module
+from minitorch_dist.parallel.tensor import parallelize_module
 
 from .annotate_cases import apart, values
 

@@ -6,7 +6,7 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import comm, ledger, nn
-from minitorch_dist.parallel import annotate as a
+from minitorch_dist.parallel.sharding import annotate as a
 
 from .annotate_cases import values
 from .annotate_model_cases import LENGTH, VOCABULARY, block, gpt

@@ -12,10 +12,10 @@ from minitorch_dist.comm.link import SimulatedLink, VirtualClock
 from minitorch_dist.compress import lora
 from minitorch_dist.compress.low_precision import convert_to_low_precision_training
 from minitorch_dist.parallel import DistributedDataParallel
-from minitorch_dist.parallel import collective_matmul as cm
-from minitorch_dist.parallel import sequence_parallel as sp
-from minitorch_dist.parallel import tensor_parallel as tp
 from minitorch_dist.parallel.check import check_grads_across
+from minitorch_dist.parallel.tensor import collective_matmul as cm
+from minitorch_dist.parallel.tensor import sequence_parallel as sp
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 from tests.device.fake_cupy import installed
 from tests.parallel import combination_cases as combinations
 from tests.parallel.tensor_cases import values

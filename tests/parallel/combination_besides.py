@@ -10,10 +10,10 @@ import minitorch_dist as mt
 from minitorch_dist import nn, optim
 from minitorch_dist.compress import lora, low_precision, prune, soup
 from minitorch_dist.parallel import MixedPrecisionPolicy
-from minitorch_dist.parallel import tensor_parallel as tp
-from minitorch_dist.parallel.diloco import DiLoCo
 from minitorch_dist.parallel.encodings import Blocks
+from minitorch_dist.parallel.local_sgd import DiLoCo
 from minitorch_dist.parallel.offload import offload_activations, offload_optimizer
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 
 def sgd(named):

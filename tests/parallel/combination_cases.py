@@ -13,11 +13,13 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import backend, comm, data, divergence, nn, optim, training
 from minitorch_dist.checkpoints.layout import layouts, named_arrays, piece_of
-from minitorch_dist.parallel import DistributedDataParallel, annotate, fully_shard, moe
-from minitorch_dist.parallel import context_parallel as cp
-from minitorch_dist.parallel import tensor_parallel as tp
-from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
-from minitorch_dist.parallel.schedules import interleaved, one_forward_one_backward, placement_of, zb_h1
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard
+from minitorch_dist.parallel.context import context as cp
+from minitorch_dist.parallel.experts import moe
+from minitorch_dist.parallel.pipelines import Pipeline, cut_sequential
+from minitorch_dist.parallel.pipelines.schedules import interleaved, one_forward_one_backward, placement_of, zb_h1
+from minitorch_dist.parallel.sharding import annotate
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 from .combination_besides import EVERY, USUAL
 

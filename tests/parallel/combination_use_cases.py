@@ -9,11 +9,12 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import checkpoints, comm, nn
 from minitorch_dist.compress import prune, soup
-from minitorch_dist.parallel import DistributedDataParallel, annotate, fully_shard
-from minitorch_dist.parallel import context_parallel as cp
-from minitorch_dist.parallel import tensor_parallel as tp
-from minitorch_dist.parallel.federated import FederatedAveraging, split_evenly
-from minitorch_dist.parallel.parameter_server import ParameterServer
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard
+from minitorch_dist.parallel.context import context as cp
+from minitorch_dist.parallel.local_sgd import FederatedAveraging, split_evenly
+from minitorch_dist.parallel.servers import ParameterServer
+from minitorch_dist.parallel.sharding import annotate
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 from .combination_besides import BESIDES, EVERY, USUAL, adamw, scaler, sgd
 from .combination_cases import (

@@ -12,9 +12,9 @@ import minitorch_dist as mt
 from minitorch_dist import backend, comm, ledger
 from minitorch_dist.autodiff.ops import attention as attention_op
 from minitorch_dist.comm.link import SimulatedLink, VirtualClock
-from minitorch_dist.parallel import context_parallel as cp
-from minitorch_dist.parallel import ring_attention as ring
 from minitorch_dist.parallel.check import check_grads_across
+from minitorch_dist.parallel.context import context as cp
+from minitorch_dist.parallel.context import ring_attention as ring
 from tests.device.fake_cupy import installed
 from tests.parallel.sequence_cases import instead
 

@@ -11,14 +11,15 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim, training
 from minitorch_dist.autodiff.ops.attention import ALL
-from minitorch_dist.parallel import DistributedDataParallel, fully_shard, moe
-from minitorch_dist.parallel import context_parallel as cp
-from minitorch_dist.parallel import ring_attention as ring
-from minitorch_dist.parallel import tensor_parallel as tp
-from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
-from minitorch_dist.parallel.pipeline import full_state_dict as full_of_stages
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard
+from minitorch_dist.parallel.context import context as cp
+from minitorch_dist.parallel.context import ring_attention as ring
+from minitorch_dist.parallel.experts import moe
+from minitorch_dist.parallel.pipelines import Pipeline, cut_sequential
+from minitorch_dist.parallel.pipelines import full_state_dict as full_of_stages
+from minitorch_dist.parallel.pipelines.schedules import zb_h1
 from minitorch_dist.parallel.positions import PartDropout
-from minitorch_dist.parallel.schedules import zb_h1
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 from tests.parallel.context_cases import values
 from tests.parallel.sequence_cases import instead
 

@@ -5,8 +5,8 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import backend, comm, ledger, nn
 from minitorch_dist.nn.decoding import KeyValueCache, by_position
-from minitorch_dist.parallel import annotate
-from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.sharding import annotate
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 from .sequence_cases import whole_gradients
 from .tensor_cases import values

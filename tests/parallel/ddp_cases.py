@@ -8,7 +8,7 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import comm, ledger, nn, optim
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard
-from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 
 def digest(model):

@@ -7,10 +7,10 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import checkpoints, comm, ledger, nn, optim
 from minitorch_dist.compress import prune
-from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard, tensor_parallel
-from minitorch_dist.parallel.diloco import DiLoCo
+from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard
 from minitorch_dist.parallel.encodings import E3M0, Sketch
-from minitorch_dist.parallel.tensor_parallel import parallelize_module
+from minitorch_dist.parallel.local_sgd import DiLoCo
+from minitorch_dist.parallel.tensor import parallelize_module, tensor_parallel
 
 from . import cases, plain
 

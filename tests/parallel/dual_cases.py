@@ -6,9 +6,9 @@ import minitorch_dist as mt
 from minitorch_dist import comm, data, nn
 from minitorch_dist.comm.link import SimulatedLink, VirtualClock
 from minitorch_dist.parallel.collectives import all_to_all
-from minitorch_dist.parallel.pipeline import Pipeline
-from minitorch_dist.parallel.schedule_dual import dual_pipe_v
-from minitorch_dist.parallel.schedule_steps import Step
+from minitorch_dist.parallel.pipelines import Pipeline
+from minitorch_dist.parallel.pipelines.schedule_dual import dual_pipe_v
+from minitorch_dist.parallel.pipelines.schedule_steps import Step
 
 
 class Layer(nn.Module):

@@ -10,7 +10,7 @@ from minitorch_dist.parallel import (
     fully_shard,
     load_full_optimizer_state_dict,
 )
-from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 from . import sharded_cases
 from .sharded_cases import Training, digest, full_state_dict

@@ -10,8 +10,8 @@ import minitorch_dist as mt
 from minitorch_dist import comm, nn, optim
 from minitorch_dist.nn.absent import Absent
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard
-from minitorch_dist.parallel import moe as ep
-from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.experts import moe as ep
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 from .moe_cases import gpt, sequences
 

@@ -4,12 +4,13 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import checkpoints, comm, data, ledger, nn, optim, training
-from minitorch_dist.parallel import DistributedDataParallel, expert_bias, fully_shard
-from minitorch_dist.parallel import moe as ep
-from minitorch_dist.parallel import tensor_parallel as tp
-from minitorch_dist.parallel.diloco import DiLoCo
-from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
-from minitorch_dist.parallel.schedules import one_forward_one_backward
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard
+from minitorch_dist.parallel.experts import expert_bias
+from minitorch_dist.parallel.experts import moe as ep
+from minitorch_dist.parallel.local_sgd import DiLoCo
+from minitorch_dist.parallel.pipelines import Pipeline, cut_sequential
+from minitorch_dist.parallel.pipelines.schedules import one_forward_one_backward
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 from .moe_cases import BATCH, LENGTH, VOCABULARY, End, Start, loss_sum, sequences
 

@@ -8,7 +8,7 @@ import minitorch_dist as mt
 from minitorch_dist import comm, nn, optim
 from minitorch_dist.divergence import Diverged
 from minitorch_dist.parallel.encodings import LowRank, RandomMask, Sketch, Whole
-from minitorch_dist.parallel.federated import FederatedAveraging, split_by_dirichlet
+from minitorch_dist.parallel.local_sgd import FederatedAveraging, split_by_dirichlet
 
 SETTINGS = {
     "whole": {"encoding": Whole()},

@@ -19,10 +19,10 @@ from minitorch_dist.parallel import (
     fully_shard,
     load_full_optimizer_state_dict,
 )
-from minitorch_dist.parallel import tensor_parallel as tp
-from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
-from minitorch_dist.parallel.pipeline import full_state_dict as whole_of_stages
-from minitorch_dist.parallel.schedules import one_forward_one_backward
+from minitorch_dist.parallel.pipelines import Pipeline, cut_sequential
+from minitorch_dist.parallel.pipelines import full_state_dict as whole_of_stages
+from minitorch_dist.parallel.pipelines.schedules import one_forward_one_backward
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 from tests.compress.lora_cases import moved
 
 from .sharded_cases import MODELS, Alone, Training, said

@@ -9,12 +9,12 @@ from minitorch_dist import comm, data, ledger, nn, optim, training
 from minitorch_dist.backend import tiled_cross_entropy
 from minitorch_dist.data.packing import apart
 from minitorch_dist.nn.transformer import FAMILIES
-from minitorch_dist.parallel import DistributedDataParallel, fully_shard, moe
-from minitorch_dist.parallel import context_parallel as cp
-from minitorch_dist.parallel import tensor_parallel as tp
-from minitorch_dist.parallel.gpt_stages import cut_gpt
-from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential, full_state_dict
-from minitorch_dist.parallel.schedules import placement_of, schedule_of
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard
+from minitorch_dist.parallel.context import context as cp
+from minitorch_dist.parallel.experts import moe
+from minitorch_dist.parallel.pipelines import Pipeline, cut_gpt, cut_sequential, full_state_dict
+from minitorch_dist.parallel.pipelines.schedules import placement_of, schedule_of
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 from .packing_cases import LENGTH, VOCABULARY, packed
 

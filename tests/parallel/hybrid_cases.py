@@ -12,7 +12,7 @@ from minitorch_dist.parallel import (
     fully_shard,
     load_full_optimizer_state_dict,
 )
-from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 from .sharded_cases import CURVES, EXACT, EXACT_STEPS, STEPS, Odd, Training, backward, batch, digest, grads, net, said
 from .sharded_misuse_cases import Maybe

@@ -9,9 +9,9 @@ from minitorch_dist import comm, ledger, nn
 from minitorch_dist.nn import states
 from minitorch_dist.nn.delta_rule import DELTA_RULE
 from minitorch_dist.nn.states import LINEAR_ATTENTION
-from minitorch_dist.parallel import context_parallel as cp
-from minitorch_dist.parallel import linear_context
-from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.context import context as cp
+from minitorch_dist.parallel.context import linear_context
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 from .latent_cases import bytes_of, cut_block, through
 from .tensor_cases import values

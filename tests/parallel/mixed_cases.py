@@ -8,10 +8,10 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import comm, data, divergence, ledger, nn, optim, training
 from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard
-from minitorch_dist.parallel import moe as ep
-from minitorch_dist.parallel import tensor_parallel as tp
-from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
-from minitorch_dist.parallel.schedules import one_forward_one_backward, placement_of, schedule_of
+from minitorch_dist.parallel.experts import moe as ep
+from minitorch_dist.parallel.pipelines import Pipeline, cut_sequential
+from minitorch_dist.parallel.pipelines.schedules import one_forward_one_backward, placement_of, schedule_of
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 from . import plain
 from .hook_cases import HOOKS

@@ -8,12 +8,12 @@ import minitorch_dist as mt
 from minitorch_dist import checkpoints, comm, data, ledger, nn, optim, training
 from minitorch_dist.nn import moe
 from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard
-from minitorch_dist.parallel import moe as ep
-from minitorch_dist.parallel import tensor_parallel as tp
 from minitorch_dist.parallel.check import check_grads_across
-from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
-from minitorch_dist.parallel.pipeline import full_state_dict as full_of_stages
-from minitorch_dist.parallel.schedules import placement_of, schedule_of
+from minitorch_dist.parallel.experts import moe as ep
+from minitorch_dist.parallel.pipelines import Pipeline, cut_sequential
+from minitorch_dist.parallel.pipelines import full_state_dict as full_of_stages
+from minitorch_dist.parallel.pipelines.schedules import placement_of, schedule_of
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 VOCABULARY, LENGTH, BATCH, STEPS, EXPERTS = 13, 6, 8, 8, 4
 SETTINGS = {        # MoE's arguments

@@ -17,9 +17,9 @@ from minitorch_dist.parallel import (
     full_state_dict,
     fully_shard,
     load_full_optimizer_state_dict,
-    moe,
 )
-from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.experts import moe
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 from .sharded_cases import digest, said
 

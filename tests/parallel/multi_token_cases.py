@@ -7,8 +7,8 @@ from minitorch_dist import comm, data, nn, optim, training
 from minitorch_dist.nn.multi_token import speculate
 from minitorch_dist.nn.transformer import FAMILIES
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard
-from minitorch_dist.parallel import tensor_parallel as tp
-from minitorch_dist.parallel.context_parallel import context_parallel
+from minitorch_dist.parallel.context import context_parallel
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 VOCABULARY, TIME, BATCH = 13, 8, 8
 

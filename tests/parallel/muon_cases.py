@@ -11,15 +11,15 @@ from minitorch_dist import checkpoints, comm, ledger, nn, optim
 from minitorch_dist.optim.muon import Cut, brought_together
 from minitorch_dist.parallel import (
     DistributedDataParallel,
-    annotate,
     full_optimizer_state_dict,
     full_state_dict,
     fully_shard,
     load_full_optimizer_state_dict,
 )
 from minitorch_dist.parallel.offload import offload_optimizer
-from minitorch_dist.parallel.tensor_parallel import ColumnParallelLinear, parallelize_module
-from minitorch_dist.parallel.tensor_parallel import full_state_dict as full_state
+from minitorch_dist.parallel.sharding import annotate
+from minitorch_dist.parallel.tensor import ColumnParallelLinear, parallelize_module
+from minitorch_dist.parallel.tensor import full_state_dict as full_state
 
 from . import plain
 

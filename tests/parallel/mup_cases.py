@@ -5,13 +5,14 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import checkpoints, comm, data, nn, optim, training
 from minitorch_dist.optim import mup
-from minitorch_dist.parallel import DistributedDataParallel, annotate, fully_shard
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard
 from minitorch_dist.parallel import full_state_dict as pieces_together
-from minitorch_dist.parallel import tensor_parallel as tp
-from minitorch_dist.parallel.context_parallel import context_parallel, cut_sequence
-from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
-from minitorch_dist.parallel.pipeline import full_state_dict as stages_together
-from minitorch_dist.parallel.schedules import one_forward_one_backward
+from minitorch_dist.parallel.context import context_parallel, cut_sequence
+from minitorch_dist.parallel.pipelines import Pipeline, cut_sequential
+from minitorch_dist.parallel.pipelines import full_state_dict as stages_together
+from minitorch_dist.parallel.pipelines.schedules import one_forward_one_backward
+from minitorch_dist.parallel.sharding import annotate
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 VOCABULARY, LENGTH, BATCH, STEPS = 11, 8, 6, 3
 OPTIMIZERS = {"adamw": (optim.AdamW, 0.01), "sgd": (optim.SGD, 0.05)}

@@ -7,9 +7,9 @@ import minitorch_dist as mt
 from minitorch_dist import comm, ledger, nn, optim
 from minitorch_dist.compress import lora
 from minitorch_dist.parallel import MixedPrecisionPolicy, full_state_dict, fully_shard
-from minitorch_dist.parallel.pipeline import Pipeline
-from minitorch_dist.parallel.schedules import one_forward_one_backward
-from minitorch_dist.parallel.tensor_parallel import parallelize_module
+from minitorch_dist.parallel.pipelines import Pipeline
+from minitorch_dist.parallel.pipelines.schedules import one_forward_one_backward
+from minitorch_dist.parallel.tensor import parallelize_module
 
 from . import plain
 from .sharded_cases import Odd, Training, backward, batch, digest, net, said

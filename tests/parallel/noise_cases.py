@@ -7,9 +7,9 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim, training
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard
-from minitorch_dist.parallel import tensor_parallel as tp
 from minitorch_dist.parallel.comm_hooks import fp16_compress
 from minitorch_dist.parallel.noise_scale import GradientNoiseScale
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 SHAPES = (7,), (3, 5)
 SIZE = 22

@@ -6,9 +6,8 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import checkpoints, comm, ledger, nn, optim
-from minitorch_dist.parallel import fully_shard, offload, streaming
-from minitorch_dist.parallel.offload import offload_activations, offload_optimizer
-from minitorch_dist.parallel.streaming import stream_from_disk
+from minitorch_dist.parallel import fully_shard
+from minitorch_dist.parallel.offload import offload, offload_activations, offload_optimizer, stream_from_disk, streaming
 
 
 def sharded_activations(folder):

@@ -9,11 +9,12 @@ import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim, training
 from minitorch_dist.data.packing import PADDING, apart, pack
 from minitorch_dist.nn.transformer import FAMILIES, places
-from minitorch_dist.parallel import DistributedDataParallel, annotate, fully_shard
-from minitorch_dist.parallel import context_parallel as cp
-from minitorch_dist.parallel import tensor_parallel as tp
-from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential, full_state_dict
-from minitorch_dist.parallel.schedules import one_forward_one_backward, placement_of, schedule_of
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard
+from minitorch_dist.parallel.context import context as cp
+from minitorch_dist.parallel.pipelines import Pipeline, cut_sequential, full_state_dict
+from minitorch_dist.parallel.pipelines.schedules import one_forward_one_backward, placement_of, schedule_of
+from minitorch_dist.parallel.sharding import annotate
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 VOCABULARY, LENGTH, BATCH, STEPS = 13, 16, 8, 3
 MICRO_SHARDS = 4

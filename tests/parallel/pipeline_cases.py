@@ -5,8 +5,8 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim, training
 from minitorch_dist.parallel import DistributedDataParallel
-from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
-from minitorch_dist.parallel.schedules import (
+from minitorch_dist.parallel.pipelines import Pipeline, cut_sequential
+from minitorch_dist.parallel.pipelines.schedules import (
     NAMES,
     Step,
     gpipe,

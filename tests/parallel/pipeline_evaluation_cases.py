@@ -6,9 +6,8 @@ import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn
 from minitorch_dist.data.packing import pack
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard
-from minitorch_dist.parallel.gpt_stages import cut_gpt
-from minitorch_dist.parallel.pipeline import Pipeline, full_state_dict
-from minitorch_dist.parallel.schedules import gpipe, one_forward_one_backward, schedule_of
+from minitorch_dist.parallel.pipelines import Pipeline, cut_gpt, full_state_dict
+from minitorch_dist.parallel.pipelines.schedules import gpipe, one_forward_one_backward, schedule_of
 
 from . import plain
 from .pipeline_cases import SEED, loss_of, model, parts_for

@@ -8,9 +8,9 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import checkpoints, comm, ledger, nn, optim, training
 from minitorch_dist.parallel import DistributedDataParallel, MixedPrecisionPolicy, fully_shard
-from minitorch_dist.parallel import tensor_parallel as tp
-from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential, full_state_dict
-from minitorch_dist.parallel.schedules import NAMES, one_forward_one_backward, placement_of, schedule_of
+from minitorch_dist.parallel.pipelines import Pipeline, cut_sequential, full_state_dict
+from minitorch_dist.parallel.pipelines.schedules import NAMES, one_forward_one_backward, placement_of, schedule_of
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 from . import plain
 from .pipeline_cases import SEED, Sometimes, loader_for, loss_of, special

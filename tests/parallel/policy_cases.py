@@ -16,7 +16,7 @@ from minitorch_dist.parallel import (
     fully_shard,
     load_full_optimizer_state_dict,
 )
-from minitorch_dist.parallel.tensor_parallel import parallelize_module
+from minitorch_dist.parallel.tensor import parallelize_module
 
 from . import plain
 

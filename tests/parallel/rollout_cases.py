@@ -5,9 +5,10 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim, training
 from minitorch_dist.nn.preference import grpo_loss
-from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard, moe
-from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard
+from minitorch_dist.parallel.experts import moe
 from minitorch_dist.parallel.rollouts import log_probs, roll_out
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 VOCABULARY, LENGTH, QUESTION, COUNT, GROUP, END, SEED = 11, 9, 3, 5, 3, 4, 7
 OPTIONS = {"group": GROUP, "count": COUNT, "seed": SEED, "end": END, "temperature": 0.7}

@@ -6,8 +6,8 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import backend, comm, ledger
-from minitorch_dist.parallel.rpc import Future, Rpc
-from minitorch_dist.parallel.rref import itself
+from minitorch_dist.parallel.servers.rpc import Future, Rpc
+from minitorch_dist.parallel.servers.rref import itself
 
 rpc = None      # the Rpc of the case under way, for functions that call on
 

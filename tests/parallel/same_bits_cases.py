@@ -140,7 +140,7 @@ class Gate(nn.Module):
 def parted_beside_matrices(wrap):
     """[what is said after two steps, and after two more with a gate between column and row], on a mesh of two ranks
     along tp."""
-    from minitorch_dist.parallel.tensor_parallel import parallelize_module  # it brings further ops
+    from minitorch_dist.parallel.tensor import parallelize_module  # it brings further ops
     mesh = DeviceMesh(dp=-1, tp=2)
     mt.manual_seed(4)
     model = nn.Sequential(nn.LayerNorm(SIZES[0]), nn.Linear(SIZES[0], 6), Gate(), nn.Linear(6, SIZES[2]))

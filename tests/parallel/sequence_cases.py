@@ -6,12 +6,13 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import backend, comm, data, ledger, nn, optim, training
-from minitorch_dist.parallel import DistributedDataParallel, fully_shard, moe
-from minitorch_dist.parallel import sequence_parallel as sp
-from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard
 from minitorch_dist.parallel.check import check_grads_across
 from minitorch_dist.parallel.collectives import gather_from, scatter_to
+from minitorch_dist.parallel.experts import moe
 from minitorch_dist.parallel.positions import PartDropout
+from minitorch_dist.parallel.tensor import sequence_parallel as sp
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 from tests.parallel import tensor_cases
 from tests.parallel.tensor_cases import values
 

@@ -7,8 +7,8 @@ from minitorch_dist import backend, comm, nn
 from minitorch_dist.autodiff.modes import saved_tensors_hooks
 from minitorch_dist.autodiff.writes import wrote
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard
-from minitorch_dist.parallel import sequence_parallel as sp
-from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.tensor import sequence_parallel as sp
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 from tests.device.fake_cupy import installed
 from tests.parallel import tensor_cases
 from tests.parallel.sequence_cases import BATCH, DIM, TIME, Own, block

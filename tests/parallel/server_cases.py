@@ -8,8 +8,8 @@ import minitorch_dist as mt
 from minitorch_dist import backend, comm, ledger, nn, optim
 from minitorch_dist.comm.link import VirtualClock
 from minitorch_dist.parallel import DistributedDataParallel
-from minitorch_dist.parallel.parameter_server import ParameterServer
-from minitorch_dist.parallel.parameter_shard import Request
+from minitorch_dist.parallel.servers import ParameterServer
+from minitorch_dist.parallel.servers.parameter_shard import Request
 
 from . import cases
 from .cases import digest, loader_for, model_with_dropout, parameters, small_model

@@ -10,7 +10,7 @@ import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim, training
 from minitorch_dist.backend import tiled_cross_entropy
 from minitorch_dist.parallel import DistributedDataParallel
-from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 VOCABULARY, LENGTH, BATCH, STEPS, CLIP = 13, 6, 12, 15, 0.5
 SETTINGS = {        # GPT's arguments, and what the plan says of its output

@@ -6,12 +6,13 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import comm, nn
-from minitorch_dist.parallel import DistributedDataParallel, between, fully_shard
-from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard
 from minitorch_dist.parallel.collectives import copy_to, gather_from, scatter_to
-from minitorch_dist.parallel.context_parallel import context_parallel
-from minitorch_dist.parallel.pipeline import Pipeline
-from minitorch_dist.parallel.schedules import gpipe
+from minitorch_dist.parallel.context import context_parallel
+from minitorch_dist.parallel.pipelines import Pipeline
+from minitorch_dist.parallel.pipelines.schedules import gpipe
+from minitorch_dist.parallel.tensor import between
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 PLAN = {"0": "column", "2": "row"}
 

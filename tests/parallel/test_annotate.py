@@ -1,6 +1,6 @@
 """Any legal annotation gives the dense result, forward and backward, and sends what the papers say.
 
-As in test_collectives.py only the ranks import minitorch_dist.parallel.annotate.
+As in test_collectives.py only the ranks import minitorch_dist.parallel.sharding.annotate.
 """
 
 from pathlib import Path

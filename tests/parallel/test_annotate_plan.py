@@ -1,5 +1,5 @@
 """Plans find Megatron's annotations where they are the best, never more bytes than the best there are, and foretell
-what the ledger counts. As in test_annotate.py only the ranks import minitorch_dist.parallel.annotate."""
+what the ledger counts. As in test_annotate.py only the ranks import minitorch_dist.parallel.sharding.annotate."""
 
 import pytest
 

@@ -6,8 +6,8 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import checkpoints, ledger, nn, optim
 from minitorch_dist.flat import BLOCK, layout, round_up
-from minitorch_dist.parallel.diloco import DiLoCo
-from minitorch_dist.parallel.fragments import fragments_of, timetable
+from minitorch_dist.parallel.local_sgd import DiLoCo
+from minitorch_dist.parallel.local_sgd.fragments import fragments_of, timetable
 from tests.crews import crews, threads
 from tests.device.fake_cupy import installed
 

@@ -4,8 +4,8 @@ import pytest
 
 from minitorch_dist import comm, optim
 from minitorch_dist.parallel import fully_shard
-from minitorch_dist.parallel.diloco import DiLoCo
 from minitorch_dist.parallel.encodings import LowRank, RandomMask, Whole
+from minitorch_dist.parallel.local_sgd import DiLoCo
 from minitorch_dist.testing import ranks
 from tests.crews import crews
 

@@ -12,10 +12,10 @@ import minitorch_dist as mt
 from minitorch_dist import backend
 from minitorch_dist.__main__ import main
 from minitorch_dist.autodiff.primitive import state
-from minitorch_dist.parallel import schedule_dual
-from minitorch_dist.parallel.schedule_dual import dual_pipe_v
-from minitorch_dist.parallel.schedule_steps import Overlapped, Step, combined, placement_of, v_shaped
-from minitorch_dist.parallel.schedules import drawn, play, zb_v
+from minitorch_dist.parallel.pipelines import schedule_dual
+from minitorch_dist.parallel.pipelines.schedule_dual import dual_pipe_v
+from minitorch_dist.parallel.pipelines.schedule_steps import Overlapped, Step, combined, placement_of, v_shaped
+from minitorch_dist.parallel.pipelines.schedules import drawn, play, zb_v
 from minitorch_dist.parallel.turns import in_turns, pause, taking_turns
 from minitorch_dist.testing import ranks
 from tests.crews import crews

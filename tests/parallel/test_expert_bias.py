@@ -5,7 +5,7 @@ import pytest
 
 import minitorch_dist as mt
 from minitorch_dist import nn, optim
-from minitorch_dist.parallel import expert_bias
+from minitorch_dist.parallel.experts import expert_bias
 from tests.crews import crews, threads
 
 CASES = "tests.parallel.expert_bias_cases:"

@@ -8,7 +8,7 @@ import pytest
 from minitorch_dist import nn, optim
 from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.parallel.encodings import LowRank, RandomMask, Sketch
-from minitorch_dist.parallel.federated import (
+from minitorch_dist.parallel.local_sgd import (
     FederatedAveraging,
     split_by_dirichlet,
     split_by_label,

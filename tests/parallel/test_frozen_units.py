@@ -11,7 +11,7 @@ from minitorch_dist import comm
 from minitorch_dist.autodiff.saved import owner_of
 from minitorch_dist.flat import ALIGN, BLOCK, round_up
 from minitorch_dist.parallel import fully_shard
-from minitorch_dist.parallel.fragments import fragments_of
+from minitorch_dist.parallel.local_sgd.fragments import fragments_of
 from tests.crews import crews, threads
 
 from . import frozen_cases as cases

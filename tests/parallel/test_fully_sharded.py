@@ -8,8 +8,8 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist.autodiff.writes import WriteLog
 from minitorch_dist.flat import BLOCK, round_up
-from minitorch_dist.parallel.grouping import default_units, group
-from minitorch_dist.parallel.zero import SENT, held
+from minitorch_dist.parallel.fsdp.grouping import default_units, group
+from minitorch_dist.parallel.fsdp.zero import SENT, held
 from minitorch_dist.testing import ranks
 from tests.crews import crews
 

@@ -7,7 +7,7 @@ import pytest
 
 import minitorch_dist as mt
 from minitorch_dist import nn
-from minitorch_dist.parallel.gpt_stages import cut_gpt
+from minitorch_dist.parallel.pipelines import cut_gpt
 from tests.crews import crews
 
 from . import gpt_stages_cases as cases

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minitorch_dist.parallel.zero import held, sent
+from minitorch_dist.parallel.fsdp.zero import held, sent
 from tests.crews import crews
 
 from . import sharded_cases as cases

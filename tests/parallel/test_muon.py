@@ -9,9 +9,8 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import comm, optim
 from minitorch_dist.optim.muon import owners
-from minitorch_dist.parallel import offload
-from minitorch_dist.parallel.offload import offload_optimizer
-from minitorch_dist.parallel.parts import Part
+from minitorch_dist.parallel.offload import offload, offload_optimizer
+from minitorch_dist.parallel.tensor.parts import Part
 from minitorch_dist.testing import ranks
 from tests.crews import crews
 from tests.device.fake_cupy import installed

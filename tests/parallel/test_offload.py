@@ -15,8 +15,7 @@ import minitorch_dist as mt
 from minitorch_dist import ledger, nn, optim
 from minitorch_dist.autodiff.primitive import state
 from minitorch_dist.autodiff.writes import log, tick, wrote
-from minitorch_dist.parallel import offload, spill
-from minitorch_dist.parallel.offload import offload_activations
+from minitorch_dist.parallel.offload import offload, offload_activations, spill
 from tests.crews import crews
 from tests.device.fake_cupy import installed, transfers
 

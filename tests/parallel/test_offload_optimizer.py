@@ -11,8 +11,8 @@ import minitorch_dist as mt
 from minitorch_dist import comm, ledger, nn, optim
 from minitorch_dist.optim.optimizer import TILE
 from minitorch_dist.optim.packed import arrays_of
-from minitorch_dist.parallel import DistributedDataParallel, offload
-from minitorch_dist.parallel.offload import offload_optimizer
+from minitorch_dist.parallel import DistributedDataParallel
+from minitorch_dist.parallel.offload import offload, offload_optimizer
 from tests.crews import crews
 from tests.device.fake_cupy import installed, transfers
 

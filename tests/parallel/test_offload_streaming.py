@@ -11,8 +11,8 @@ from safetensors.numpy import load_file
 import minitorch_dist as mt
 from minitorch_dist import checkpoints, comm, ledger, nn, optim
 from minitorch_dist.nn.absent import Absent, AbsentParameterError
-from minitorch_dist.parallel import DistributedDataParallel, streaming
-from minitorch_dist.parallel.streaming import stream_from_disk
+from minitorch_dist.parallel import DistributedDataParallel
+from minitorch_dist.parallel.offload import stream_from_disk, streaming
 from tests.crews import crews
 from tests.device.fake_cupy import installed, transfers
 from tests.parallel.test_offload import file_size_limit

@@ -9,8 +9,7 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import checkpoints, nn
 from minitorch_dist.nn.absent import Absent, AbsentParameterError
-from minitorch_dist.parallel import spill
-from minitorch_dist.parallel.streaming import stream_from_disk
+from minitorch_dist.parallel.offload import spill, stream_from_disk
 from tests.device.fake_cupy import installed
 from tests.parallel.test_offload_streaming import WIDTH, all_absent, gpt, inputs, net, outputs
 

@@ -5,8 +5,8 @@ import pytest
 
 import minitorch_dist as mt
 from minitorch_dist import nn
-from minitorch_dist.parallel.documents import Stage, blind, takes_documents
-from minitorch_dist.parallel.pipeline_messages import SPEC_BYTES
+from minitorch_dist.parallel.pipelines.documents import Stage, blind, takes_documents
+from minitorch_dist.parallel.pipelines.messages import SPEC_BYTES
 from tests.crews import crews, threads
 
 from . import packing_cases

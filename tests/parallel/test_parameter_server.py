@@ -10,8 +10,8 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import backend, data, nn
 from minitorch_dist.comm.communicator import world_of_one
-from minitorch_dist.parallel.parameter_server import ParameterServer, roles
-from minitorch_dist.parallel.parameter_shard import Request, Shard
+from minitorch_dist.parallel.servers.parameter_server import ParameterServer, roles
+from minitorch_dist.parallel.servers.parameter_shard import Request, Shard
 from minitorch_dist.testing import ranks
 from tests.crews import crews, threads
 from tests.device.fake_cupy import installed
@@ -286,7 +286,7 @@ KILLED = """
 import os, signal
 import numpy as np
 from minitorch_dist import comm
-from minitorch_dist.parallel.parameter_server import ParameterServer
+from minitorch_dist.parallel.servers.parameter_server import ParameterServer
 from tests.parallel.server_cases import Vector, push, sgd
 with ParameterServer(Vector(), sgd(0.1), comm.world()) as ps:
     if ps.is_worker:

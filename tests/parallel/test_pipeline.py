@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from minitorch_dist import nn
-from minitorch_dist.parallel.pipeline import balanced, cut_sequential
-from minitorch_dist.parallel.schedule_blocks import BLOCKS
-from minitorch_dist.parallel.schedules import NAMES, one_forward_one_backward, play, schedule_of, zb_h1
+from minitorch_dist.parallel.pipelines import balanced, cut_sequential
+from minitorch_dist.parallel.pipelines.schedule_blocks import BLOCKS
+from minitorch_dist.parallel.pipelines.schedules import NAMES, one_forward_one_backward, play, schedule_of, zb_h1
 from minitorch_dist.testing import ranks
 from tests.crews import crews, threads
 

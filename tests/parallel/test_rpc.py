@@ -89,7 +89,7 @@ def test_arrays_travel_as_they_are():
 LEAVES = """
 import sys
 from minitorch_dist import comm
-from minitorch_dist.parallel.rpc import Rpc
+from minitorch_dist.parallel.servers.rpc import Rpc
 def leave():
     sys.exit()
 rpc = Rpc(comm.world())

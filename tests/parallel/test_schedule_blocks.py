@@ -6,10 +6,10 @@ from math import ceil
 import pytest
 
 from minitorch_dist.__main__ import main
-from minitorch_dist.parallel import schedule_blocks
-from minitorch_dist.parallel.schedule_blocks import BLOCKS, Block, dates, of_block, repeated, squeezed
-from minitorch_dist.parallel.schedule_steps import Step, placement_of, v_shaped
-from minitorch_dist.parallel.schedules import SCHEDULES, one_forward_one_backward, play, v_half, v_min
+from minitorch_dist.parallel.pipelines import schedule_blocks
+from minitorch_dist.parallel.pipelines.schedule_blocks import BLOCKS, Block, dates, of_block, repeated, squeezed
+from minitorch_dist.parallel.pipelines.schedule_steps import Step, placement_of, v_shaped
+from minitorch_dist.parallel.pipelines.schedules import SCHEDULES, one_forward_one_backward, play, v_half, v_min
 
 SHARE = {"zb-v": lambda p: p, "v-half": lambda p: (p + 2) // 2, "v-min": lambda p: (p + 4) // 3}     # of micro-batches
 

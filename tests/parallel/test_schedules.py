@@ -3,9 +3,9 @@
 import pytest
 
 from minitorch_dist.__main__ import main
-from minitorch_dist.parallel import schedules
-from minitorch_dist.parallel.schedule_steps import Step, looping, placement_of, v_shaped
-from minitorch_dist.parallel.schedules import (
+from minitorch_dist.parallel.pipelines import schedules
+from minitorch_dist.parallel.pipelines.schedule_steps import Step, looping, placement_of, v_shaped
+from minitorch_dist.parallel.pipelines.schedules import (
     SCHEDULES,
     drawn,
     gpipe,

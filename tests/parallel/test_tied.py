@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from minitorch_dist import nn, optim
-from minitorch_dist.parallel.pipeline import cut_sequential
+from minitorch_dist.parallel.pipelines import cut_sequential
 from minitorch_dist.parallel.tied import Tie, is_copy, name_of, tie_of
 from tests.crews import crews
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minitorch_dist.parallel.schedules import one_forward_one_backward, play
+from minitorch_dist.parallel.pipelines.schedules import one_forward_one_backward, play
 from tests.crews import crews, threads
 
 CASES = "tests.parallel.two_buffered_cases:"

@@ -7,9 +7,9 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import checkpoints, comm, ledger, nn, optim
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard
-from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential, full_state_dict
-from minitorch_dist.parallel.schedule_steps import Step
-from minitorch_dist.parallel.schedules import gpipe, one_forward_one_backward, placement_of, zb_h1, zb_v
+from minitorch_dist.parallel.pipelines import Pipeline, cut_sequential, full_state_dict
+from minitorch_dist.parallel.pipelines.schedule_steps import Step
+from minitorch_dist.parallel.pipelines.schedules import gpipe, one_forward_one_backward, placement_of, zb_h1, zb_v
 
 from . import plain
 from .pipeline_cases import loader_for, loss_of

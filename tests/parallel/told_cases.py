@@ -8,8 +8,8 @@ import minitorch_dist as mt
 from minitorch_dist import comm, data, nn, optim, training
 from minitorch_dist.checkpoints import Checkpoints
 from minitorch_dist.parallel import DistributedDataParallel
-from minitorch_dist.parallel.pipeline import Pipeline
-from minitorch_dist.parallel.schedules import one_forward_one_backward
+from minitorch_dist.parallel.pipelines import Pipeline
+from minitorch_dist.parallel.pipelines.schedules import one_forward_one_backward
 
 from .tensor_misuse_cases import said
 

@@ -2,7 +2,7 @@
 
 from minitorch_dist import comm, optim
 from minitorch_dist.parallel import fully_shard
-from minitorch_dist.parallel import tensor_parallel as tp
+from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 from . import eight_bit_cases, sharded_cases
 

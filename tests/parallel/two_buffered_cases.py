@@ -7,9 +7,8 @@ from minitorch_dist import comm, ledger, nn, optim
 from minitorch_dist.backend import random_scope
 from minitorch_dist.data.loader import cut
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard
-from minitorch_dist.parallel.pipeline import Pipeline, cut_sequential
-from minitorch_dist.parallel.schedules import one_forward_one_backward
-from minitorch_dist.parallel.two_buffered import PipeDream2BW
+from minitorch_dist.parallel.pipelines import PipeDream2BW, Pipeline, cut_sequential
+from minitorch_dist.parallel.pipelines.schedules import one_forward_one_backward
 
 from . import plain
 from .pipeline_cases import SEED, loader_for, loss_of, model, state

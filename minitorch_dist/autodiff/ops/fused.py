@@ -89,7 +89,7 @@ def linear_cross_entropy(x, weight, labels, ignore_index=None, shares=None):
     (classes, in), labels (n,) integers -> (n,), 0 where the label is ignore_index. For many classes: kept for backward
     are 8 bytes per row, besides x and weight; backward makes the logits again.
 
-    shares  whose share of the classes `weight` has, if not all: parallel.vocabulary.Shares; x's
+    shares  whose share of the classes `weight` has, if not all: parallel.tensor.vocabulary.Shares; x's
             cotangent is then this rank's own
     Under autocast the products are made in 16 bits, and the losses in float32.
     ValueError on shapes that don't fit and on labels outside of 0 … classes-1. Source: Wijmans et al. 2024.

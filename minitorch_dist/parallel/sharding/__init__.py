@@ -1,2 +1,2 @@
-"""Op sharding by annotations: the machine under parallel/annotate.py. Read layouts.py first, then rules.py, moves.py,
+"""Op sharding by annotations: annotate.py, and the machine under it. Read layouts.py first, then rules.py, moves.py,
 choice.py, resharding.py, sharded.py and running.py; then paper.py and planning.py."""

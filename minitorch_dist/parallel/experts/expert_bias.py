@@ -1,0 +1,106 @@
+"""Experts kept equally busy without a loss: whoever had more tokens than the mean gets a lower bias after each step.
+
+    model = DistributedDataParallel(nn.GPT(…, moe={"experts": 8, "balance": 0, "expert_bias": True}))
+    for batch in loader.epoch(0):
+        …                                       # forward and backward
+        optimizer.step()
+        loads = expert_bias.update(model)       # print it: who had how many tokens
+
+A bias counts where tokens choose experts, and nowhere else (nn/moe.py): no gradient goes through it. Each MoE counts in
+its `load` what tokens choose in training, in all calls since the last update: accumulated pieces, micro-shards, a
+pipeline's micro-batches; not in evaluation, and not again what a checkpoint runs again. update() adds that up over the
+ranks, one all-reduce of layers · experts integers, and moves each bias by speed · sign(mean - load). All ranks move
+them alike, to the last bit, and nobody broadcasts them. They are buffers, saved and loaded with the model; counts
+aren't, so save after update(). A step that is given up half-way has been counted all the same: before going back to a
+checkpoint, update(model, speed=0) forgets it.
+
+Workers that train apart (diloco.py) have to share their biases as well: let all of them call update(model,
+comm=all_ranks) whenever they have met, instead of each after its own steps. A parameter server's workers can't: they
+make steps at their own pace.
+Source: Wang et al. 2024, "Auxiliary-loss-free load balancing strategy for mixture-of-experts", algorithm 1.
+"""
+
+import math
+
+from ... import comm as communication
+from ...backend import to, to_device_of, xp
+from ...nn.module import Module
+from ...nn.moe import MoE
+from ..wrapping import ReducingModule
+
+
+class Loads(dict):
+    """{path of a MoE: integers (experts,), on the host: how many tokens chose each}. Its text is a table."""
+
+    def __str__(self):
+        width = max(map(len, ("layer", *self)))
+        lines = [f"{'layer':{width}}  MaxVio  loads, in % of the layer's mean"]
+        for path, load in self.items():
+            shares = 100 * load / (load.mean() or 1)
+            lines.append(f"{path:{width}}  {max_violation(load):6.3f} " + "".join(f"{share:5.0f}" for share in shares))
+        return "\n".join(lines)
+
+
+def max_violation(load):
+    """By how much the busiest expert exceeds the mean, as a part of the mean (MaxVio): 0 where all are equally busy,
+    experts/k - 1 where all tokens choose the same ones; 0 before any token. load: integers (experts,)."""
+    mean = float(load.mean())
+    return float(load.max()) / mean - 1 if mean else 0.0
+
+
+def update(model, speed=0.001, comm=None):
+    """Move the biases of all experts below a model by what was chosen since the last call; returns the Loads, of all
+    ranks. To be called after each optimizer step, also one that a GradScaler has left out. Collective: one all-reduce.
+
+    model  a Module, or a list of a pipeline's chunks. A MoE without expert_bias is passed over
+    speed  u, how far a bias moves; 0 leaves it where it is. Scores are between 0 and 1
+    comm   the Communicator of the ranks whose samples make one batch (default: a DistributedDataParallel's or
+           fully_shard model's own, over which it sums gradients)
+
+    ValueError for a model in neither, where there are several ranks and none are given, and for a list whose modules
+    have mixtures of one name. MismatchError on all ranks if they have different layers, or speeds.
+    """
+    if not 0 <= speed < math.inf:
+        raise ValueError(f"expert_bias.update: speed={speed} must be a number, at least 0")
+    speed = float(speed)        # a np.float64 would round otherwise
+    if not isinstance(model, Module):
+        chunks = list(model)
+        paths = [path for chunk in chunks for path in _counting(chunk).values()]
+        if len(set(paths)) < len(paths):
+            raise ValueError(f"expert_bias.update: several of the modules have a mixture called "
+                             f"{max(paths, key=paths.count)!r}: call update() for each module")
+        return Loads({path: load for chunk in chunks for path, load in update(chunk, speed, comm).items()})
+    layers = _counting(model)
+    if not layers:
+        return Loads()
+    paths = list(layers.values())
+    counted = xp.concatenate([to_device_of(m.load, m.expert_bias) for m in layers])
+    comm = _sharing_a_batch(model) if comm is None else comm
+    comm.all_reduce(counted, what=f"loads of {len(paths)} mixtures, {paths[0]} to {paths[-1]}, and speed {speed}")
+    host, loads, end = to(counted, "cpu"), Loads(), 0
+    for m, path in layers.items():
+        part = slice(end, end := end + len(m.load))
+        load, loads[path] = counted[part], host[part]
+        m.expert_bias += speed * xp.sign(load.sum() - len(load) * load).astype(xp.float32)
+        m.load[...] = 0
+    return loads
+
+
+def _counting(model):
+    """{MoE with biases: its path} of those below a model."""
+    layers = {}
+    for path, m in model.named_modules():
+        if isinstance(m, MoE) and m.load is not None:
+            layers.setdefault(m, path)
+    return layers
+
+
+def _sharing_a_batch(model):
+    """The Communicator over which a wrapper in the model sums gradients."""
+    for m in model.modules():
+        if isinstance(m, ReducingModule):
+            return m.comm
+    if (world := communication.world()).size > 1:
+        raise ValueError(f"expert_bias.update: which of the {world.size} ranks have samples of one batch? Give their "
+                         "comm, or the model in its DistributedDataParallel or fully_shard")
+    return world
