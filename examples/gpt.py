@@ -152,13 +152,19 @@ class AdditionTask:
 def parse(argv):
     """The command line; what is left out depends on the task."""
     p = program.ArgumentParser(prog="gpt.py", description=__doc__)
+
+    def sizes(*names):
+        for name in names:
+            p.add_argument(f"--{name.replace('_', '-')}", type=int,
+                           help=f"{SIZES[name]} (default: {ADDITION[name]}; with --text {TEXT[name]})")
+
+    p.section("task")
     p.add_argument("--text", help="a UTF-8 file to learn (default: addition problems)")
-    for name, text in SIZES.items():
-        p.add_argument(f"--{name.replace('_', '-')}", type=int,
-                       help=f"{text} (default: {ADDITION[name]}; with --text {TEXT[name]})")
     p.add_argument("--pack", nargs="?", const="\n\n", metavar="SEPARATOR",
                    help="of the text's documents, which are what stands between separators (a blank line, if none is "
                    "given): several to a row, none of which looks into another")
+    p.section("model")
+    sizes("length", "layers", "heads", "dim")
     p.add_argument("--kv-heads", type=int, help="heads of keys and values, fewer than heads for grouped queries")
     p.add_argument("--window", metavar="N", help="characters that one sees at most, itself among them (default: all); "
                    "several, by commas, for one block after another, and again from the first: 16,16,all; "
@@ -176,6 +182,8 @@ def parse(argv):
     p.add_argument("--norm", choices=["layer", "rms"], help="which norm (default: the family's)")
     p.add_argument("--dropout", type=float, default=0.0, help="probability to drop a unit")
     p.add_argument("--attention-dropout", type=float, default=0.0, help="probability to drop a weight of attention")
+    p.section("training")
+    sizes("steps", "batch_size")
     p.add_argument("--optimizer", choices=list(OPTIMIZERS), default="adamw",
                    help="adamw8: with state of 8 bits; muon: the blocks' matrices by Muon, with AdamW's rates, and the "
                    "rest by AdamW; adafactor: all, by rates in proportion to the parameters, say --lr 0.03")
@@ -185,15 +193,17 @@ def parse(argv):
     p.add_argument("--warmup", type=int, default=100, help="steps over which the learning rate rises")
     p.add_argument("--weight-decay", type=float, default=0.1, help="of matrices")
     p.add_argument("--clip", type=float, default=1.0, help="greatest global norm of the gradients")
+    p.add_argument("--amp", choices=["float16", "bfloat16"],
+                   help="mixed precision: autocast and, in float16, a GradScaler")
+    p.add_argument("--seed", type=int, default=0, help="of initial values, order, dropout and text")
+    p.section("looked at, and written")
     p.add_argument("--eval-every", type=int, default=250, help="steps between validations")
     p.add_argument("--eval-windows", type=int, default=512, help="windows of the validation text to look at")
     p.add_argument("--sample", type=int, default=400, help="characters to write at the end, with --text")
     p.add_argument("--temperature", type=float, default=0.8, help="of that text; 0 takes the likeliest character")
     p.add_argument("--top-k", type=int, help="draw its characters from so many, the likeliest")
     p.add_argument("--top-p", type=float, help="draw them from the likeliest that together are so probable")
-    p.add_argument("--amp", choices=["float16", "bfloat16"],
-                   help="mixed precision: autocast and, in float16, a GradScaler")
-    p.add_argument("--seed", type=int, default=0, help="of initial values, order, dropout and text")
+    p.section("ranks and devices")
     p.add_argument("--exact", action="store_true", help="the same bits on 1, 2, 4 or 8 ranks (slower)")
     p.add_argument("--device", default="cpu", help="cpu, cuda (a node's ranks take its GPUs in turn) or cuda:NUMBER")
     p.add_argument("--compile", action="store_true", help="run model and optimizer as fused kernels: mt.compile")

@@ -60,6 +60,7 @@ RANGES = {
 def parse(argv):
     """The command line."""
     p = program.ArgumentParser(prog="mesh.py", description=__doc__)
+    p.section("ranks")
     for axis, what in (("pp", "blocks"), ("cp", "sequences"), ("ep", "experts, and samples"), ("tp", "matrices")):
         p.add_argument(f"--{axis}", type=int, default=1, help=f"ranks that divide the {what}; those left are dp's")
     p.add_argument("--zero", type=int, choices=[0, 1, 2, 3], default=0, help="ZeRO's stage, over dp, cp and ep")
@@ -70,6 +71,7 @@ def parse(argv):
                    "over all ranks")
     p.add_argument("--cp-by", choices=list(HOW), default="ring", help="how attention gets the other ranks' positions")
     p.add_argument("--sequence-parallel", action="store_true", help="tp divides what lies between its matrices, too")
+    p.section("task and model")
     p.add_argument("--text", help="a UTF-8 file to learn (default: addition problems)")
     p.add_argument("--family", choices=list(FAMILIES), default="gpt", help="see gpt.py")
     for name, (default, text) in SIZES.items():
@@ -83,6 +85,7 @@ def parse(argv):
     p.add_argument("--attention-dropout", type=float, default=0.0, help="probability to drop a weight of attention; "
                    "not in a ring: --cp-by all_to_all")
     p.add_argument("--dtype", choices=["float32", "float64"], default="float32", help="of all numbers")
+    p.section("training")
     p.add_argument("--lr", type=float, default=3e-3, help="learning rate of AdamW, after a warmup, down to a tenth")
     p.add_argument("--warmup", type=int, default=50, help="steps over which it rises")
     p.add_argument("--clip", type=float, default=1.0, help="greatest global norm of the gradients")

@@ -1,6 +1,5 @@
 """The command line: `python -m minitorch_dist COMMAND`, or `minitorch-dist COMMAND` where the package is installed."""
 
-import argparse
 import os
 import sys
 
@@ -8,11 +7,12 @@ from . import __version__, doctor, supervise, viz
 from .kernels import show
 from .parallel.pipelines import schedule_command
 from .plan import command
+from .program import Sections
 
 
 def main(argv=None):
     """Run one command; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="minitorch-dist", description="Tools beside the framework.")
+    parser = Sections(prog="minitorch-dist", description="Tools beside the framework.")
     parser.add_argument("--version", action="version", version=f"minitorch_dist {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     doctor.add_command(commands)

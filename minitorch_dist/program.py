@@ -69,8 +69,29 @@ class Help(argparse.RawDescriptionHelpFormatter):
         return action.help if none or "default" in action.help else f"{action.help} (default: %(default)s)"
 
 
-class ArgumentParser(argparse.ArgumentParser):
-    """argparse's, of which rank 0 alone speaks. Parse after comm.world(), which makes the ranks end together."""
+class Sections(argparse.ArgumentParser):
+    """argparse's, whose options stand in sections, and which at a mistake names the wanted ones alone where there are
+    many."""
+
+    FEW = 12
+    here = None         # the section that options are added to
+
+    def section(self, title):
+        """What is added from now on stands under this title."""
+        self.here = self.add_argument_group(title)
+
+    def add_argument(self, *names, **options):
+        return (self.here.add_argument if self.here else super().add_argument)(*names, **options)
+
+    def parse_known_args(self, *args, **kwargs):
+        if self.usage is None and len(self._actions) > self.FEW and all(a.option_strings for a in self._actions):
+            wanted = [f"{a.option_strings[0]} {a.metavar or a.dest.upper()}" for a in self._actions if a.required]
+            self.usage = " ".join(["%(prog)s", *wanted, "[options]        (--help lists them)"])
+        return super().parse_known_args(*args, **kwargs)
+
+
+class ArgumentParser(Sections):
+    """Of which rank 0 alone speaks. Parse after comm.world(), which makes the ranks end together."""
 
     def __init__(self, **options):
         super().__init__(formatter_class=Help, **options)
@@ -86,6 +107,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def add_checkpoints(self):
         """The options of a run that can go on."""
+        self.section("checkpoints")
         self.add_argument("--save-every", type=int, metavar="STEPS",
                           help="write a checkpoint every so many steps, and at the end (Ctrl-C writes one in any case)")
         self.add_argument("--async-save", action="store_true",
@@ -98,6 +120,7 @@ class ArgumentParser(argparse.ArgumentParser):
     def add_checks(self, work=True):
         """The options of a run that is checked on its way, by Checks (checks.py), and that faults on purpose strike.
         work: --check-work too, which needs the whole model on every rank."""
+        self.section("looked at on the way")
         self.checks = [name for name in CHECKS if work or name != "check_work"]
         for name in self.checks:
             self.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="STEPS", help=CHECKS[name])

@@ -60,6 +60,7 @@ EVAL_CHUNK = 500    # test images per forward pass: the same on any number of ra
 def parse(argv):
     """The command line."""
     p = program.ArgumentParser(prog="train.py", description=__doc__)
+    p.section("data")
     p.add_argument("--data", choices=["auto", "mnist", "digits"], default="auto",
                    help="auto: MNIST where it can be had, else the digits that ship")
     p.add_argument("--data-dir", help="folder with MNIST's four files (default: $MINITORCH_DATA, cache, download)")
@@ -68,11 +69,13 @@ def parse(argv):
     p.add_argument("--steps", type=int, help="stop after this many optimizer steps")
     p.add_argument("--batch-size", type=int,
                    help="samples per step over all ranks (default: mnist 128, digits 64; cnn 32)")
+    p.section("model")
     p.add_argument("--model", choices=list(MODELS), default="mlp", help="cnn: LeNet-5")
     p.add_argument("--hidden", default="512,512", help="mlp: widths of the hidden layers, comma-separated")
     p.add_argument("--pieces", choices=["patches", "rows"], default="patches",
                    help="transformer: how an image is cut")
     p.add_argument("--dropout", type=float, default=0.0, help="probability to drop a unit")
+    p.section("training")
     p.add_argument("--optimizer", choices=sorted(OPTIMIZERS), help="default: mlp sgd, the others adamw")
     p.add_argument("--lr", type=float, help="learning rate (default: sgd 0.05, adam 0.002, adamw 0.003)")
     p.add_argument("--weight-decay", type=float, default=0.0, help="of matrices; vectors are never decayed")
@@ -84,6 +87,7 @@ def parse(argv):
     p.add_argument("--amp", choices=["float16", "bfloat16"],
                    help="mixed precision: autocast and, in float16, a GradScaler")
     p.add_argument("--seed", type=int, default=0, help="of initial values, order and dropout")
+    p.section("ranks and devices")
     p.add_argument("--exact", action="store_true", help="the same bits on 1, 2, 4 … micro-shards ranks (slower)")
     p.add_argument("--micro-shards", type=int, default=8, help="pieces of a batch in exact mode, a power of two")
     p.add_argument("--accumulate", type=int, default=1, help="backward passes per step and rank, reduced once")

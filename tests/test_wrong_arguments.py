@@ -71,3 +71,31 @@ def test_a_command_says_what_it_can_not_take(tmp_path, capsys, line, status, wor
     assert commands.main(line.split()) == status
     said = capsys.readouterr()
     assert words in said.err and said.err.count("minitorch-dist ") + said.err.count("kernels: ") == 1
+
+
+def test_many_options_are_listed_when_asked_for_only():
+    parser = program.ArgumentParser(prog="many.py")
+    parser.add_argument("--wanted", required=True, metavar="IT")
+    parser.section("colours")
+    for name in "red green blue white black pink grey".split():
+        parser.add_argument(f"--{name}")
+    parser.section("numbers")
+    for name in "one two three four five".split():
+        parser.add_argument(f"--{name}", type=int, default=7)
+    usage = "usage: many.py --wanted IT [options]        (--help lists them)\n"
+    assert parser.parse_args(["--wanted", "1", "--red", "2"]).red == "2"
+    assert parser.format_usage() == usage
+    text = parser.format_help()
+    assert text.startswith(usage) and text.index("colours:") < text.index("--pink") < text.index("numbers:")
+    few = program.ArgumentParser(prog="few.py")
+    few.add_argument("--one")
+    few.parse_args([])
+    assert few.format_usage() == "usage: few.py [-h] [--one ONE]\n"
+
+
+def test_a_mistake_is_two_lines(capsys):
+    with pytest.raises(SystemExit):
+        commands.main("plan --devices many".split())
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2 and said[0].startswith("usage: minitorch-dist plan --devices DEVICES [options] ")
+    assert said[1] == "minitorch-dist plan: error: argument --devices: invalid int value: 'many'"

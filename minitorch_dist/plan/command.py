@@ -44,6 +44,7 @@ HOST = "Host: of offload; its seconds are those of the copies at full PCIe speed
 def add_command(commands):
     """Add `plan` to the subparsers of the command line."""
     p = commands.add_parser("plan", help="memory, bytes on the wire and time of a training run, on paper")
+    p.section("devices")
     p.add_argument("--devices", type=int, required=True, help="how many")
     p.add_argument("--device", default="H100", help=f"which: {', '.join(DEVICES)} (default: H100)")
     p.add_argument("--memory", type=float, help="bytes that a device has, instead of its own")
@@ -51,6 +52,7 @@ def add_command(commands):
     p.add_argument("--bandwidth", type=float, help="bytes/s of every link, instead of those in and between machines")
     p.add_argument("--host-bandwidth", type=float, help="bytes/s to the host and back, instead of its PCIe's")
     p.add_argument("--memory-bandwidth", type=float, help="bytes/s of a device's memory, instead of its own")
+    p.section("model")
     p.add_argument("--parameters", type=float, help="of a model of which no more is known, e.g. 7.5e9")
     for name in SHAPE:
         p.add_argument(f"--{name}", type=int, help="of a GPT")
@@ -59,30 +61,38 @@ def add_command(commands):
     p.add_argument("--family", help=f"of what the model is made: {', '.join(FAMILIES)} (default: gpt)")
     for name in LATENT:
         p.add_argument(f"--{_spelt(name)}", type=int, help="of a deepseek's attention; see nn/latent.py")
+    p.add_argument("--window", metavar="N", help="positions that one sees at most, itself among them (default: all); "
+                   "several, by commas, for one block after another, and again from the first: 1024,1024,all; linear, "
+                   "delta: attention by states")
+    p.add_argument("--qk-norm", action="store_const", const=True, help="norms of each head's queries and keys")
+    p.add_argument("--sinks", action="store_const", const=True, help="attention has one per head, which all scores are "
+                   "made for")
+    p.add_argument("--attention-dropout", action="store_const", const=True, help="attention's weights are dropped, too")
+    p.add_argument("--no-dropout", action="store_true", help="the GPT has none, so that no masks are kept")
+    p.add_argument("--untied", action="store_true", help="the output layer has a matrix of its own")
+    p.add_argument("--predict", type=int, help="tokens that training predicts from each position (default: 1); see "
+                   "nn/multi_token.py")
+    p.section("mixture of experts")
     p.add_argument("--experts", type=int, help="of every block's mixture, in the place of its feed-forward")
     p.add_argument("--top-k", type=int, help="experts per token (default: 2)")
     p.add_argument("--capacity-factor", type=float, help="places of an expert, over what balance needs (default: 1.25)")
     p.add_argument("--no-capacity", action="store_true", help="an expert takes all tokens that choose it")
     p.add_argument("--group", help="of tokens that are routed together: sequence (default: those of a micro-batch)")
-    p.add_argument("--predict", type=int, help="tokens that training predicts from each position (default: 1); see "
-                   "nn/multi_token.py")
-    p.add_argument("--window", metavar="N", help="positions that one sees at most, itself among them (default: all); "
-                   "several, by commas, for one block after another, and again from the first: 1024,1024,all; linear, "
-                   "delta: attention by states")
-    p.add_argument("--qk-norm", action="store_const", const=True, help="norms of each head's queries and keys")
-    p.add_argument("--attention-dropout", action="store_const", const=True, help="attention's weights are dropped, too")
-    p.add_argument("--sinks", action="store_const", const=True, help="attention has one per head, which all scores are "
-                   "made for")
-    p.add_argument("--untied", action="store_true", help="the output layer has a matrix of its own")
-    p.add_argument("--no-dropout", action="store_true", help="the GPT has none, so that no masks are kept")
+    p.add_argument("--shared-experts", type=int, help="beside them, which every token goes through")
+    p.section("ranks")
     p.add_argument("--dp", type=int, help="ranks that divide the samples (default: what the others leave)")
     p.add_argument("--tp", type=int, default=1, help="ranks that divide the matrices")
     p.add_argument("--pp", type=int, default=1, help="ranks that divide the layers")
     p.add_argument("--cp", type=int, default=1, help="ranks that divide each sequence; with --meshes: at most so many")
     p.add_argument("--cp-by", default="ring", help=f"how they attend: {', '.join(HOW)} (default: ring)")
-    p.add_argument("--shared-experts", type=int, help="beside them, which every token goes through")
     p.add_argument("--ep", type=int, default=1, help="ranks that divide experts and samples; with --meshes: at most")
+    p.add_argument("--sequence-parallel", nargs="?", const=True, default=False, metavar="regather",
+                   help="divide what tensor parallelism leaves whole; regather: and gather again in backward")
     p.add_argument("--meshes", action="store_true", help="try all meshes, and show the fastest; needs --batch")
+    p.section("pipeline")
+    p.add_argument("--schedule", default="1f1b", help=f"of the pipeline: {', '.join(SCHEDULES)}")
+    p.add_argument("--chunks", type=int, default=1, help="of layers, per rank, in interleaved")
+    p.section("state")
     p.add_argument("--stage", type=int, help="of ZeRO, 0 to 3 (default: all that the mesh allows)")
     p.add_argument("--shard-over", type=int, help="ranks that share a copy of what ZeRO cuts (default: all)")
     p.add_argument("--reshard-after-forward", type=int, metavar="RANKS", help="stage 3: so many neighbours, say a "
@@ -90,27 +100,26 @@ def add_command(commands):
     p.add_argument("--param-bits", type=int, help="stage 3: of values on their way: 8 or 4 (qwZ)")
     p.add_argument("--reduce-bits", type=int, help="of gradients on their way: 8 or 4 (qgZ)")
     p.add_argument("--precision", default="mixed", help="mixed (2+2+12 bytes per parameter) or float32 (4+4+8)")
+    p.add_argument("--state-bits", type=int, default=32, help="of Adam's two per parameter; 8: 2.5 bytes instead of 8")
+    p.add_argument("--offload-optimizer", action="store_true", help="its state lies on the host, which updates")
+    p.section("step")
     p.add_argument("--batch", type=int, help="samples per step, over all ranks (default: one per micro-batch)")
     p.add_argument("--micro-batches", type=int, help="pieces of a rank's samples (default: 1; 4 per pipeline stage)")
     p.add_argument("--sequence-length", type=int, help="tokens of a sample (default: the context; 2,048)")
-    p.add_argument("--schedule", default="1f1b", help=f"of the pipeline: {', '.join(SCHEDULES)}")
-    p.add_argument("--chunks", type=int, default=1, help="of layers, per rank, in interleaved")
     p.add_argument("--checkpointing", action="store_true", help="keep the blocks' inputs alone, and compute twice")
     p.add_argument("--tiled-loss", action="store_true", help="make the loss by tiles of the vocabulary: no logits are "
                    "kept, and they are made twice")
-    p.add_argument("--sequence-parallel", nargs="?", const=True, default=False, metavar="regather",
-                   help="divide what tensor parallelism leaves whole; regather: and gather again in backward")
-    p.add_argument("--offload-optimizer", action="store_true", help="its state lies on the host, which updates")
-    p.add_argument("--state-bits", type=int, default=32, help="of Adam's two per parameter; 8: 2.5 bytes instead of 8")
+    p.section("adapters")
     p.add_argument("--lora-rank", type=int, help="of adapters, which are all that is trained: LoRA")
     p.add_argument("--lora-targets", nargs="+", metavar="PATTERN",
                    help=f"beside which matrices of a GPT (default: {' '.join(TARGETS)})")
     p.add_argument("--base-bits", type=int, help="of these matrices: 4 is QLoRA, NF4 with double quantisation "
                    "(default: 16 in mixed, 32 in float32)")
     p.add_argument("--lora-parameters", type=float, help="of all adapters, beside --parameters")
+    p.section("what else to work out")
+    p.add_argument("--tokens", type=float, help="of the whole run, e.g. 2e12: how long it takes")
     p.add_argument("--generate", metavar="SEQUENCESxTOKENS", help="write so many sequences of so many tokens "
                    "at once, on the same ranks: the cache, and what a token reads")
-    p.add_argument("--tokens", type=float, help="of the whole run, e.g. 2e12: how long it takes")
     p.set_defaults(run=_show)
 
 
