@@ -120,3 +120,13 @@ def test_packages_of_parallel_import_their_names_when_somebody_asks():
     assert len(packages) > 5
     found = subprocess.run([sys.executable, "-c", LATE, *packages], capture_output=True, text=True, timeout=60)
     assert not found.returncode, found.stderr
+
+
+def test_the_evening_is_as_long_as_it_says():
+    section = PAGE.split("## If you have an evening")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([\w/]+\.py)` \| (\d+) \|", section, re.M)
+    files, total = re.search(r"in (\d+) files of ([\d,]+) lines", section).groups()
+    assert int(files) == len(rows) > 10 and int(total.replace(",", "")) == sum(int(lines) for _, lines in rows)
+    for name, lines in rows:        # within a tenth: no mend of a line has to be told
+        found = len((PACKAGE / name).read_text(encoding="utf-8").splitlines())
+        assert abs(found - int(lines)) <= int(lines) / 10, f"{name} has {found} lines"
