@@ -24,7 +24,7 @@ def _reduced(losses, reduction):
     return total / losses.size
 
 
-def cross_entropy(logits, labels, reduction="mean", ignore_index=IGNORED, label_smoothing=0.0):
+def cross_entropy(logits, labels, reduction="mean", ignore_index=IGNORED, label_smoothing=0.0, z_loss=0.0):
     """-log softmax(logits)[label]: logits (…, classes), labels (…) integers.
 
     reduction     "mean" over the labels that count, "sum", or "none" -> (…), 0 where ignored.
@@ -33,26 +33,28 @@ def cross_entropy(logits, labels, reduction="mean", ignore_index=IGNORED, label_
     ignore_index  labels with this number count for nothing
     label_smoothing  from 0 to 1: this part of each label is spread evenly over all classes (Szegedy et al. 2016), and
                   the loss is -Σ target · log softmax(logits) of such targets
+    z_loss        so many times log² Σ exp(logits) is added to each loss, say 1e-4: it holds the sum near 1, while
+                  logits could drift until training is unstable (Chowdhery et al. 2022, "PaLM", 5)
     Stable for logits of any finite size. Classes are the last axis (torch: the second). Raises ValueError where
     shapes or labels don't fit.
     """
-    def ahead(x, labels):
-        return ops.take_along_axis(x, labels[:, None], 1)[:, 0] - ops.mean(x, 1)
-    losses = smoothed(ops.softmax_cross_entropy, ahead, smoothing(label_smoothing))
+    def of_labels(x, labels):
+        return ops.take_along_axis(x, labels[:, None], 1)[:, 0]
+    losses = with_more(ops.softmax_cross_entropy, of_labels, lambda x: ops.mean(x, 1), label_smoothing, z_loss)
     return by_labels(losses, logits, labels, reduction, ignore_index,
                      lambda shapes: f"cross_entropy: logits {shapes}: they must be (…, classes), (…)")
 
 
-def linear_cross_entropy(x, weight, labels, reduction="mean", ignore_index=IGNORED, label_smoothing=0.0):
+def linear_cross_entropy(x, weight, labels, reduction="mean", ignore_index=IGNORED, label_smoothing=0.0, z_loss=0.0):
     """cross_entropy(linear(x, weight), labels), the logits of which never exist as a whole: x (…, in), weight (classes,
     in), labels (…) integers; see ops.linear_cross_entropy for what it keeps and costs, and cross_entropy for the rest.
     """
     def losses(x, labels, ignore=None):
         return ops.linear_cross_entropy(x, weight, labels, ignore)
 
-    def ahead(x, labels):
-        return ops.sum(x * (weight[labels] - ops.mean(weight, 0)), 1)
-    losses = smoothed(losses, ahead, smoothing(label_smoothing))
+    def of_labels(x, labels):
+        return ops.sum(x * weight[labels], 1)
+    losses = with_more(losses, of_labels, lambda x: ops.sum(x * ops.mean(weight, 0), 1), label_smoothing, z_loss)
     return by_labels(losses, x, labels, reduction, ignore_index, lambda shapes: f"linear_cross_entropy: x {shapes}, "
                      f"weight {tuple(weight.shape)}: they must be (…, in), (…), (classes, in)")
 
@@ -65,16 +67,28 @@ def smoothing(part):
     return float(part)
 
 
-def smoothed(losses_of, ahead, part):
-    """losses_of where this part of each label is spread over all classes: ahead(x, labels) (n,) is how far the label's
-    logit is ahead of the mean of its row, and by this part of it the loss is larger."""
-    if not part:
+def weighted(z_loss):
+    """A loss's z_loss as a float. ValueError for what is no weight."""
+    if not 0.0 <= z_loss < float("inf"):
+        raise ValueError(f"z_loss={z_loss}: it is the weight of log² Σ exp(logits), 0 or more, say 1e-4")
+    return float(z_loss)
+
+
+def with_more(losses_of, of_labels, mean, label_smoothing, z_loss):
+    """losses_of, and what label smoothing and the z-loss add: of_labels(x, labels) (n,) are the labels' logits, mean(x)
+    (n,) those of all classes."""
+    part, weight = smoothing(label_smoothing), weighted(z_loss)
+    if not (part or weight):
         return losses_of
 
     def losses(x, labels, ignore=None):
         sharp = losses_of(x, labels, ignore)        # first: it looks at what the labels are
         counted, labels = counted_labels(to_device_of(labels, lower(x)), ignore)
-        more = ahead(x, labels) * part
+        right, more = of_labels(x, labels), 0.0
+        if part:        # of a target the spread part has the mean logit in the place of the label's
+            more = (right - mean(x)) * part
+        if weight:      # a loss is log Σ exp(logits) less the label's: the sum over the classes is known already
+            more = more + ops.square(sharp + right) * weight
         return sharp + (more if counted is None else ops.where(counted, more, 0.0))
     return losses
 

@@ -50,23 +50,31 @@ def smooth(z, labels, part):
             (1 - part) * grads + part * np.mean([grads for _, grads in each], 0))
 
 
-@pytest.mark.parametrize("part", [0.1, 0.5, 1.0])
+def held_near_1(z, weight):
+    """What a z-loss adds, and its gradient: by the sums of exponentials as they stand."""
+    sums = np.exp(z).sum(1, keepdims=True)
+    return weight * np.log(sums[:, 0]) ** 2, 2 * weight * np.log(sums) * np.exp(z) / sums
+
+
+@pytest.mark.parametrize(("part", "z_loss"), [(0.1, 0), (0.5, 0), (1.0, 0), (0, 1e-4), (0, 0.3), (0.2, 0.7)])
 @pytest.mark.parametrize("ignored", [0, 2])
 @pytest.mark.parametrize("make", [nn.cross_entropy, nn.linear_cross_entropy])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_label_smoothing(part, ignored, make, dtype):
+def test_label_smoothing_and_z_loss(part, z_loss, ignored, make, dtype):
     random = np.random.default_rng(0)
     x, weight, labels = random.standard_normal((7, 3)), random.standard_normal((5, 3)), random.integers(0, 5, 7)
     x, weight = (mt.tensor(a.astype(dtype), requires_grad=True) for a in (x, weight))
-    losses, slopes = smooth(x.numpy().astype(float) @ weight.numpy().astype(float).T, labels, part)
+    z = x.numpy().astype(float) @ weight.numpy().astype(float).T
+    losses, slopes = (a + b for a, b in zip(smooth(z, labels, part), held_near_1(z, z_loss), strict=True))
     counted, ct = np.arange(7) >= ignored, random.standard_normal(7)
     given = np.where(counted, labels, -100)
     of = (x @ weight.T,) if make is nn.cross_entropy else (x, weight)
     eps = np.finfo(dtype).eps
-    found = make(*of, given, "none", label_smoothing=part)
+    more = {"label_smoothing": part, "z_loss": z_loss}
+    found = make(*of, given, "none", **more)
     assert found.dtype == dtype
     np.testing.assert_allclose(found.numpy(), losses * counted, rtol=50 * eps, atol=50 * eps)
-    assert abs(make(*of, given, label_smoothing=part).item() - losses[counted].mean()) < 50 * eps
+    assert abs(make(*of, given, **more).item() - losses[counted].mean()) < 50 * eps
     found.backward(mt.tensor(ct.astype(dtype)))
     slopes *= (ct * counted)[:, None]
     np.testing.assert_allclose(x.grad.numpy(), slopes @ weight.numpy(), atol=100 * eps)
@@ -96,6 +104,24 @@ def test_parts_of_labels_that_cannot_be(part):
         nn.cross_entropy(mt.tensor(z), labels, label_smoothing=part)
     with pytest.raises(ValueError, match=f"label_smoothing={part}"):
         nn.linear_cross_entropy(mt.tensor(z), mt.tensor(z), labels, label_smoothing=part)
+
+
+@pytest.mark.parametrize("weight", [-1e-4, float("inf"), float("nan")])
+def test_weights_of_z_losses_that_cannot_be(weight):
+    z, labels = sample(7, 5)
+    for make in (nn.cross_entropy, lambda z, *more, **kwargs: nn.linear_cross_entropy(z, z, *more, **kwargs)):
+        with pytest.raises(ValueError, match=f"z_loss={weight}"):
+            make(mt.tensor(z), labels, z_loss=weight)
+
+
+def test_a_z_loss_brings_logits_back_that_have_drifted():
+    """softmax doesn't see what is added to all logits, and nothing but the z-loss pulls at it."""
+    z, labels = sample(6, 4)
+    for weight, moved in ((0.0, 0.0), (1e-2, 1.0)):
+        logits = mt.tensor(z + 50.0, requires_grad=True)
+        nn.cross_entropy(logits, labels, z_loss=weight).backward()
+        pull = 2 * weight * (np.log(np.exp(z).sum(1)) + 50).mean()
+        assert abs(logits.grad.numpy().sum() - moved * pull) < 1e-12
 
 
 def test_gradient_is_that_of_central_differences():

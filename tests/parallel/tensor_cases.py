@@ -92,16 +92,16 @@ def layers():
     return whole, y.numpy(), x.grad.numpy(), [p.grad.numpy() for p in model.parameters()]
 
 
-def loss_of_parts(shift, smoothing):
+def loss_of_parts(shift, smoothing, z_loss):
     """vocab_parallel_cross_entropy's (mean, none, gradient of this rank's logits)."""
     world, n = comm.world(), 11
     lo, hi = data.loader.share(n, world.rank, world.size)
     logits = mt.tensor(values((4, 3, n), 4)[..., lo:hi] * 3 + shift, requires_grad=True)
     labels = np.random.default_rng(5).integers(0, n, (4, 3))
     labels[2, 1] = -100
-    losses = tp.vocab_parallel_cross_entropy(logits, labels, world, n, "none", label_smoothing=smoothing)
+    losses = tp.vocab_parallel_cross_entropy(logits, labels, world, n, "none", label_smoothing=smoothing, z_loss=z_loss)
     losses.backward(mt.tensor(values((4, 3), 6)))
-    mean = tp.vocab_parallel_cross_entropy(logits, labels, world, n, label_smoothing=smoothing)
+    mean = tp.vocab_parallel_cross_entropy(logits, labels, world, n, label_smoothing=smoothing, z_loss=z_loss)
     return mean.item(), losses.numpy(), logits.grad.numpy()
 
 

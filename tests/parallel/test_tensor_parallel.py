@@ -37,8 +37,8 @@ def test_layers_that_are_cut_are_whole_layers(n):
 
 
 @pytest.mark.parametrize("n, shift", [(1, 0.0), (2, 1e4), (3, 0.0)])
-@pytest.mark.parametrize("smoothing", [0.0, 0.3])
-def test_the_loss_of_divided_logits(n, shift, smoothing):
+@pytest.mark.parametrize("smoothing, z_loss", [(0.0, 0.0), (0.3, 0.0), (0.0, 1e-2), (0.3, 1e-2)])
+def test_the_loss_of_divided_logits(n, shift, smoothing, z_loss):
     x, u = values((4, 3, 11), 4) * 3 + shift, values((4, 3), 6)
     labels = np.random.default_rng(5).integers(0, 11, (4, 3))
     counted = np.ones((4, 3))
@@ -46,12 +46,13 @@ def test_the_loss_of_divided_logits(n, shift, smoothing):
     z = x - x.max(-1, keepdims=True)
     p = np.exp(z) / np.exp(z).sum(-1, keepdims=True)
     wanted = (1 - smoothing) * np.eye(11)[labels] + smoothing / 11
-    losses = -(wanted * np.log(p)).sum(-1) * counted
-    slope = (p - wanted) * (u * counted)[..., None]
-    found = crews.call(CASES + "loss_of_parts", n, args=(shift, smoothing))
+    log_sum = np.log(np.exp(z).sum(-1)) + x.max(-1)
+    losses = (z_loss * log_sum ** 2 - (wanted * np.log(p)).sum(-1)) * counted
+    slope = (p - wanted + (2 * z_loss * log_sum)[..., None] * p) * (u * counted)[..., None]
+    found = crews.call(CASES + "loss_of_parts", n, args=(shift, smoothing, z_loss))
     for mean, each, _ in found:
         np.testing.assert_allclose(each, losses, rtol=1e-10, atol=1e-10)
-        assert abs(mean - losses.sum() / 11) < 1e-10
+        assert abs(mean - losses.sum() / 11) < 1e-10 * (losses.max() if z_loss else 1)
     np.testing.assert_allclose(np.concatenate([grad for *_, grad in found], -1), slope, rtol=1e-10, atol=1e-10)
 
 

@@ -15,7 +15,7 @@ from ...autodiff.primitive import lower
 from ...backend import choose, is_short, to_device_of, xp
 from ...backend.tiled_cross_entropy import counted_labels
 from ...data.loader import share
-from ...nn.loss import by_labels, smoothing
+from ...nn.loss import by_labels, smoothing, weighted
 from ..collectives import reduce_from
 
 
@@ -47,7 +47,7 @@ class Shares(NamedTuple):
         self.comm.all_reduce(sums)
         return most, sums[0].copy(), sums[1]        # the first is kept, and a view would keep both
 
-    def losses(self, logits, labels, ignore=None, label_smoothing=0.0):
+    def losses(self, logits, labels, ignore=None, label_smoothing=0.0, z_loss=0.0):
         """(n,), float32 at least, of this rank's logits (n, its share) and labels (n,); 0 where the label is
         `ignore`."""
         counted, labels = counted_labels(labels, ignore)
@@ -62,24 +62,27 @@ class Shares(NamedTuple):
         right = ops.where(mine, picked, 0.0)
         if label_smoothing:
             right = right * (1.0 - label_smoothing) + ops.sum(z, 1) * (label_smoothing / self.classes)
-        losses = ops.log(total) - reduce_from(right, self.comm)
+        total = ops.log(total)
+        losses = total - reduce_from(right, self.comm)
+        if z_loss:
+            losses = losses + ops.square(total + greatest) * z_loss
         return losses if counted is None else ops.where(counted, losses, 0.0)
 
 
 def vocab_parallel_cross_entropy(logits, labels, comm, num_classes, reduction="mean", ignore_index=-100,
-                                 label_smoothing=0.0):
+                                 label_smoothing=0.0, z_loss=0.0):
     """nn.cross_entropy of logits whose last axis is divided, without bringing them together.
 
     logits (…, this rank's share of num_classes), labels (…) integers, the same on all ranks -> the mean loss of those
     that count, the "sum", or with "none" (…), on all ranks. Each sends three numbers per label forward and none
-    backward. Of logits in 16 bits the losses are float32. label_smoothing as in nn.cross_entropy.
+    backward. Of logits in 16 bits the losses are float32. label_smoothing and z_loss as in nn.cross_entropy.
     """
-    shares, label_smoothing = Shares(comm, num_classes), smoothing(label_smoothing)
+    shares, more = Shares(comm, num_classes), (smoothing(label_smoothing), weighted(z_loss))
 
     def losses(logits, labels, ignore=None):
         labels = to_device_of(labels, lower(logits))
         check_numbers("vocab_parallel_cross_entropy", labels, num_classes, "labels", "classes", ignore)
-        return shares.losses(logits, labels, ignore, label_smoothing)
+        return shares.losses(logits, labels, ignore, *more)
     return by_labels(losses, logits, labels, reduction, ignore_index, lambda shapes: "vocab_parallel_cross_entropy: "
                      f"logits {shapes}: they must be (…, this rank's share of {num_classes}), (…)")
 
