@@ -193,6 +193,7 @@ def parse(argv):
     p.add_argument("--warmup", type=int, default=100, help="steps over which the learning rate rises")
     p.add_argument("--weight-decay", type=float, default=0.1, help="of matrices")
     p.add_argument("--clip", type=float, default=1.0, help="greatest global norm of the gradients")
+    p.add_spikes()
     p.add_argument("--amp", choices=["float16", "bfloat16"],
                    help="mixed precision: autocast and, in float16, a GradScaler")
     p.add_argument("--seed", type=int, default=0, help="of initial values, order, dropout and text")
@@ -285,14 +286,17 @@ def prepare(args, world):
     settings = {name: value for name, value in vars(args).items() if name not in OUTSIDE} | {"data_crc32": task.crc32}
     run = training.Run(args.out, world, settings, args.resume, args.async_save, bool(args.save_every))
     scaler = optim.GradScaler(comm=world) if args.amp == "float16" else None
+    spikes = optim.SpikeGuard(args.skip_spikes) if args.skip_spikes else None
     run.restore(model, optimizer, schedule, scaler)
-    return task, loader, model, optimizer, schedule, scaler, checks, run, use
+    if spikes and "spikes" in run.facts:
+        spikes.load_state_dict(run.facts["spikes"])
+    return task, loader, model, optimizer, schedule, scaler, spikes, checks, run, use
 
 
 def train(args, world):
     """Train, sample, and return the summary."""
     with program.usage_errors("gpt.py"):
-        task, loader, model, optimizer, schedule, scaler, checks, run, use = prepare(args, world)
+        task, loader, model, optimizer, schedule, scaler, spikes, checks, run, use = prepare(args, world)
     stop, curve = False, run.facts.get("validation", [])
     with run, program.Progress(world, args.steps) as progress, program.Interrupt() as interrupt:
         progress.say(f"{task.name}: {len(task.inputs):,} samples, {len(task.vocabulary)} characters; "
@@ -307,10 +311,12 @@ def train(args, world):
             begin = time.perf_counter()
             loss, stop = training.train_step(model, optimizer, batch, loss_sum, world, seed=args.seed, step=run.step,
                                              units=task.units, clip=args.clip, stop=interrupt.wanted, amp=args.amp,
-                                             scaler=scaler)
+                                             scaler=scaler, spikes=spikes)
             schedule.step()
             run.log(loss, epoch, batch.count, begin)
             progress.step(loss)
+            if spikes and (spike := spikes.at(run.step)):
+                progress.say(str(spike))
             last = stop or run.step == args.steps
             if last or run.step % args.eval_every == 0:
                 curve.append((run.step, validation_loss(model, task, world)))
@@ -319,7 +325,8 @@ def train(args, world):
             saves = stop or run.due(args.save_every, args.steps)
             checks.after(run.step, batch, saves, progress.say)
             if saves:
-                run.save(model, optimizer, scaler, validation=curve)
+                run.save(model, optimizer, scaler, validation=curve,
+                         **{"spikes": spikes.state_dict()} if spikes else {})
             if last:
                 break
         if stop:
@@ -333,7 +340,8 @@ def train(args, world):
     settings = {k: v for k, v in vars(args).items()
                 if k not in ("out", "steps", "resume", "save_every", "async_save", "mfu", *program.CHECKS)}
     return run.finish(model, data=task.name, validation_loss=curve[-1][1], validation=curve, interrupted=stop,
-                      exit_status=status, **use.facts(run.speed) if use else {}, **facts, **settings)
+                      exit_status=status, **use.facts(run.speed) if use else {}, **facts, **settings,
+                      **{"left_out": [spike.step for spike in spikes.found]} if spikes else {})
 
 
 def main(argv=None):

@@ -130,9 +130,15 @@ class ArgumentParser(Sections):
         self.add_argument("--mfu", action="store_true", help="say at the end how much of what the ranks can multiply "
                           "went into the model: model FLOPs utilization")
 
+    def add_spikes(self):
+        """The option of a program that leaves out steps that would do harm (optim.SpikeGuard)."""
+        self.add_argument("--skip-spikes", type=float, nargs="?", const=6.0, metavar="DEVIATIONS",
+                          help="leave out steps whose loss or gradient norm is so many deviations above the last 128 "
+                               "steps' (6, if no number is given)")
+
     def parse_args(self, *args, **kwargs):
         args = super().parse_args(*args, **kwargs)
-        self.check_ranges(args, {AT_LEAST_1: self.checks})
+        self.check_ranges(args, {AT_LEAST_1: self.checks, POSITIVE: ["skip_spikes"] if "skip_spikes" in args else []})
         try:
             if faults.planned() and not self.checks:
                 self.error(f"{faults.VARIABLE} is set, and strikes nothing in this program: unset it")

@@ -1,6 +1,7 @@
 """A step of training, of ranks that divide the samples."""
 
 import copy
+import math
 from contextlib import nullcontext
 
 from . import backend, divergence, faults, optim
@@ -14,19 +15,20 @@ STOP = 1 << 40      # a wish to stop, in one number with a count of rows
 
 
 def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1, clip=None, micro_shards=8,
-               accumulate=1, stop=False, amp=None, scaler=None, noise=None, finite=True):
+               accumulate=1, stop=False, amp=None, scaler=None, noise=None, spikes=None, finite=True):
     """One optimizer step on a global batch.
 
     model      a DistributedDataParallel; the batch is moved to its device
     loss_sum   loss_sum(model, shard) -> the SUM of the shard's losses, a one-element Tensor
     units      losses per sample (1 for images, tokens for text): the sum is divided by batch.count · units
-    clip       the gradients' greatest norm, or clip(model), which sees to it
+    clip       the gradients' greatest norm, or clip(model), which sees to it, and returns what it was
     accumulate run the rank's rows in so many pieces, one after another, to hold fewer activations; the gradients are
                reduced once, after the last
     stop       this rank wants to end; as soon as one does, all learn of it in the same step
     amp        the 16 bits of forward under autocast, "float16" or "bfloat16"; None: all in the model's own precision
     scaler     a GradScaler: the step is left out where it finds inf or NaN
     noise      a GradientNoiseScale of the model, which takes this step in; its small batches are the pieces
+    spikes     a SpikeGuard: the step is left out where loss or gradient norm is far above those before
     finite     Diverged on all ranks where the loss is no number any more; False: it goes on
 
     Returns (the global batch's mean loss, whether some rank wants to stop), equal on all ranks. TypeError for a model
@@ -75,12 +77,16 @@ def train_step(model, optimizer, batch, loss_sum, world, *, seed, step, units=1,
         divergence.check(loss, step + 1, optimizer, scaler)     # before the gradients go into the parameters
     if noise is not None:
         noise.update(scaler.get_scale())
-    if clip is not None:
+    spiked = False
+    if clip is not None or spikes is not None:
         scaler.unscale_(optimizer)
         if not scaler.found_inf(optimizer):
-            clip(model) if callable(clip) else optim.clip_grad_norm_(model.parameters(), clip)
-    with divergence.quiet():
-        scaler.step(optimizer)
+            norm = clip(model) if callable(clip) else optim.clip_grad_norm_(
+                model.parameters(), math.inf if clip is None else clip)
+            spiked = spikes is not None and spikes.spiked(step + 1, loss=loss, **{} if norm is None else {"norm": norm})
+    if not spiked:
+        with divergence.quiet():
+            scaler.step(optimizer)
     scaler.update()
     return loss, stops > 0
 

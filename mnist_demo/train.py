@@ -52,7 +52,7 @@ RANGES = {      # what depends on data or ranks is checked where it is used
 LIBRARY = mine.Plugged({})     # --mine has other pieces in the five places where there is a choice
 # What a curve depends on: a run goes on from a checkpoint with the same settings only.
 SETTINGS = ("model", "hidden", "pieces", "dropout", "optimizer", "lr", "weight_decay", "schedule", "warmup", "clip",
-            "dtype", "seed", "exact", "micro_shards", "augment", "compile", "amp")
+            "dtype", "seed", "exact", "micro_shards", "augment", "compile", "amp", "skip_spikes")
 TOLERANCE = {"float64": 1e-6, "float32": 1e-2}      # of --mine, for losses and parameters; float32 rounds its way off
 EVAL_CHUNK = 500    # test images per forward pass: the same on any number of ranks
 
@@ -83,6 +83,7 @@ def parse(argv):
                    help="of the learning rate, after the warmup; wsd: it stays, and falls over the last fifth")
     p.add_argument("--warmup", type=int, help="steps over which the learning rate rises (default: mlp 0, others 100)")
     p.add_argument("--clip", type=float, help="clip the gradients' global norm to this")
+    p.add_spikes()
     p.add_argument("--dtype", choices=["float32", "float64"], help="default: float32; with --mine float64")
     p.add_argument("--amp", choices=["float16", "bfloat16"],
                    help="mixed precision: autocast and, in float16, a GradScaler")
@@ -180,6 +181,7 @@ def prepare(args, world, plugged):
                                     exact=args.exact, micro_shards=args.micro_shards)
     plugged.hook(model)
     noise = GradientNoiseScale(model) if args.noise_scale else None
+    spikes = optim.SpikeGuard(args.skip_spikes) if args.skip_spikes else None
     if noise and min(batch_size, args.micro_shards if args.exact else world.size * args.accumulate) < 2:
         raise ValueError("--noise-scale compares gradients of parts of a batch: take 2 samples or more, and " +
                          ("--micro-shards 2" if args.exact else "2 ranks, or --accumulate 2"))
@@ -200,11 +202,12 @@ def prepare(args, world, plugged):
     # Last: what doesn't fit leaves the files of an earlier run alone.
     run = training.Run(args.out, world, settings, args.resume, args.async_save, bool(args.save_every))
     run.restore(model, optimizer, schedule, scaler)
-    if noise and "noise" in run.facts:
-        noise.load_state_dict(run.facts["noise"])
+    watches = {name: watch for name, watch in (("noise", noise), ("spikes", spikes)) if watch}
+    for name in watches.keys() & run.facts.keys():
+        watches[name].load_state_dict(run.facts[name])
     return argparse.Namespace(run=run, device=device, dataset=dataset, test_images=test_images, loader=loader,
                               epochs=epochs, steps=steps, model=model, optimizer=optimizer, schedule=schedule,
-                              scaler=scaler, noise=noise, checks=checks, use=use)
+                              scaler=scaler, noise=noise, spikes=spikes, watches=watches, checks=checks, use=use)
 
 
 def train(args, world, plugged=LIBRARY):
@@ -226,14 +229,17 @@ def train(args, world, plugged=LIBRARY):
                 loss, stop = training.train_step(
                     model, optimizer, batch, plugged.loss_sum or loss_sum, world, seed=args.seed, step=run.step,
                     clip=args.clip, micro_shards=args.micro_shards, accumulate=args.accumulate, stop=interrupt.wanted,
-                    amp=args.amp, scaler=ready.scaler, noise=noise)
+                    amp=args.amp, scaler=ready.scaler, noise=noise, spikes=ready.spikes)
                 ready.schedule.step()
                 run.log(loss, epoch, batch.count, begin)
                 progress.step(loss)
+                if ready.spikes and (spike := ready.spikes.at(run.step)):
+                    progress.say(str(spike))
                 saves = not args.mine and (stop or run.due(args.save_every, steps))
                 ready.checks.after(run.step, batch, saves, progress.say)
                 if saves:
-                    run.save(model, optimizer, ready.scaler, **{"noise": noise.state_dict()} if noise else {})
+                    run.save(model, optimizer, ready.scaler,
+                             **{name: watch.state_dict() for name, watch in ready.watches.items()})
                 if stop or run.step == steps:
                     break
             percent = accuracy(model, ready.test_images, dataset.test_labels, world)
@@ -257,6 +263,7 @@ def train(args, world, plugged=LIBRARY):
         clip=args.clip, dtype=args.dtype, seed=args.seed, exact=args.exact, micro_shards=args.micro_shards,
         compile=args.compile, amp=args.amp, comm=comm.name_of(world.algorithm), device=ready.device, epochs=epochs,
         interrupted=stop, exit_status=status, **{"gradient_noise_scale": finite(noise.scale)} if noise else {},
+        **{"left_out": [spike.step for spike in ready.spikes.found]} if ready.spikes else {},
         **ready.use.facts(run.speed) if ready.use else {})
 
 

@@ -11,8 +11,10 @@ from .optimizer import Optimizer
 from .scaler import GradScaler
 from .schedule import SCHEDULES, LambdaLR, constant, cosine, linear, warmup_stable_decay
 from .sgd import SGD
+from .spikes import SpikeGuard
 from .trust_ratio import LAMB, LARS
 
 __getattr__ = of_module(__name__)
 __all__ = ["LAMB", "LARS", "SCHEDULES", "SGD", "Adafactor", "Adagrad", "Adam", "AdamW", "Combined", "GradScaler",
-           "LambdaLR", "Muon", "Optimizer", "clip_grad_norm_", "constant", "cosine", "linear", "warmup_stable_decay"]
+           "LambdaLR", "Muon", "Optimizer", "SpikeGuard", "clip_grad_norm_", "constant", "cosine", "linear",
+           "warmup_stable_decay"]
