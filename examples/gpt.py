@@ -11,6 +11,7 @@ run's folder gets history.jsonl, summary.json, parameters.npz and curve.png.
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import minitorch_dist as mt
@@ -35,7 +36,7 @@ OUTSIDE = ("text", "out", "device", "mfu", "save_every", "async_save", "resume",
 RANGES = {
     program.AT_LEAST_1: (*SIZES, "kv_heads", "hidden", "predict", "eval_every", "eval_windows", "sample", "top_k",
                          "save_every"),
-    program.AT_LEAST_0: ("lr", "warmup", "weight_decay", "clip", "seed"),
+    program.AT_LEAST_0: ("lr", "warmup", "weight_decay", "clip", "seed", "z_loss"),
     (f"0, or at least {COLDEST}, and finite", lambda value: value == 0 or COLDEST <= value < float("inf")):
         ("temperature",),
     ("above 0, up to 1", lambda value: 0 < value <= 1): ("top_p",),
@@ -193,6 +194,8 @@ def parse(argv):
     p.add_argument("--warmup", type=int, default=100, help="steps over which the learning rate rises")
     p.add_argument("--weight-decay", type=float, default=0.1, help="of matrices")
     p.add_argument("--clip", type=float, default=1.0, help="greatest global norm of the gradients")
+    p.add_argument("--z-loss", type=float, default=0.0, help="weight of log² Σ exp(logits), say 1e-4: logits that "
+                   "drift are brought back")
     p.add_spikes()
     p.add_argument("--amp", choices=["float16", "bfloat16"],
                    help="mixed precision: autocast and, in float16, a GradScaler")
@@ -228,12 +231,13 @@ def parse(argv):
     return args
 
 
-def loss_sum(model, shard):
+def loss_sum(model, shard, z_loss=0.0):
     """The sum of the shard's losses, with --predict also of the tokens further ahead."""
     predicted = logits(model, shard.inputs)
     if not isinstance(predicted, tuple):
-        return nn.cross_entropy(predicted, shard.labels, reduction="sum")
-    return nn.multi_token_loss(predicted, shard.labels, apart(shard.inputs)[1] if shard.inputs.ndim == 3 else None)
+        return nn.cross_entropy(predicted, shard.labels, reduction="sum", z_loss=z_loss)
+    return nn.multi_token_loss(predicted, shard.labels, apart(shard.inputs)[1] if shard.inputs.ndim == 3 else None,
+                               z_loss=z_loss)
 
 
 def logits(model, inputs):
@@ -282,7 +286,8 @@ def prepare(args, world):
         mt.compile(optimizer)
     warmup = min(args.warmup, args.steps // 2)
     schedule = optim.LambdaLR(optimizer, optim.SCHEDULES[args.schedule](args.steps, warmup, final=0.1))
-    checks = Checks(args, world, model, args.steps, loss_sum, seed=args.seed, amp=args.amp)
+    losses = partial(loss_sum, z_loss=args.z_loss)
+    checks = Checks(args, world, model, args.steps, losses, seed=args.seed, amp=args.amp)
     settings = {name: value for name, value in vars(args).items() if name not in OUTSIDE} | {"data_crc32": task.crc32}
     run = training.Run(args.out, world, settings, args.resume, args.async_save, bool(args.save_every))
     scaler = optim.GradScaler(comm=world) if args.amp == "float16" else None
@@ -290,13 +295,13 @@ def prepare(args, world):
     run.restore(model, optimizer, schedule, scaler)
     if spikes and "spikes" in run.facts:
         spikes.load_state_dict(run.facts["spikes"])
-    return task, loader, model, optimizer, schedule, scaler, spikes, checks, run, use
+    return task, loader, model, losses, optimizer, schedule, scaler, spikes, checks, run, use
 
 
 def train(args, world):
     """Train, sample, and return the summary."""
     with program.usage_errors("gpt.py"):
-        task, loader, model, optimizer, schedule, scaler, spikes, checks, run, use = prepare(args, world)
+        task, loader, model, losses, optimizer, schedule, scaler, spikes, checks, run, use = prepare(args, world)
     stop, curve = False, run.facts.get("validation", [])
     with run, program.Progress(world, args.steps) as progress, program.Interrupt() as interrupt:
         progress.say(f"{task.name}: {len(task.inputs):,} samples, {len(task.vocabulary)} characters; "
@@ -309,7 +314,7 @@ def train(args, world):
         checks.begin()
         for epoch, batch in batches:
             begin = time.perf_counter()
-            loss, stop = training.train_step(model, optimizer, batch, loss_sum, world, seed=args.seed, step=run.step,
+            loss, stop = training.train_step(model, optimizer, batch, losses, world, seed=args.seed, step=run.step,
                                              units=task.units, clip=args.clip, stop=interrupt.wanted, amp=args.amp,
                                              scaler=scaler, spikes=spikes)
             schedule.step()

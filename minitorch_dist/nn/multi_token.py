@@ -126,15 +126,19 @@ def targets_at(depth, targets, documents=None):
     return xp.where(there, found.astype(xp.int64), IGNORED)     # bytes have no IGNORED
 
 
-def multi_token_loss(logits, targets=None, documents=None, weight=0.3):
+def multi_token_loss(logits, targets=None, documents=None, weight=0.3, z_loss=0.0):
     """The sum of the losses: of the next tokens, and weight/depth times those of the tokens behind them.
 
     logits     a MultiTokenPrediction's, of its training; or its losses, where it was given the targets
     targets    integers (batch, time), the next tokens; IGNORED for none. None: the model was given them
     documents  what the model was given
+    z_loss     as in cross_entropy, at each depth; of losses that the model made it can't be. ValueError
     """
+    if z_loss and targets is None:
+        raise ValueError(f"multi_token_loss: z_loss={z_loss} of losses that the model has made already: it needs the "
+                         "logits: call the model without targets")
     main, *further = (ops.sum(scores) if targets is None else
-                      cross_entropy(scores, targets_at(depth, targets, documents), "sum")
+                      cross_entropy(scores, targets_at(depth, targets, documents), "sum", z_loss=z_loss)
                       for depth, scores in enumerate(logits))
     return main + weight / len(further) * sum(further[1:], further[0])
 

@@ -30,13 +30,14 @@ def below(w, name):
     return {k[len(name) + 1:]: v for k, v in w.items() if k.startswith(name + ".")}
 
 
-def of_one_document(w, tokens, targets, depth, weight):
-    """Equations 21 to 25 of DeepSeek-V3: the sum of losses over one document."""
+def of_one_document(w, tokens, targets, depth, weight, z_loss=0.0):
+    """Equations 21 to 25 of DeepSeek-V3: the sum of losses over one document; with a z-loss, at each depth."""
     table, head = w["model.embed.weight"], w["model.head.weight"]
 
     def loss(x, scale, labels):
         z = norm(x, scale) @ head.T
-        return sum(np.log(np.exp(row).sum()) - row[label] for row, label in zip(z, labels, strict=True))
+        return sum(np.log(np.exp(row).sum()) - row[label] + z_loss * np.log(np.exp(row).sum()) ** 2
+                   for row, label in zip(z, labels, strict=True))
     h = table[tokens]
     for i in range(2):
         h = block(h, below(w, f"model.blocks.{i}"), 2, 2, True, True)
@@ -60,7 +61,12 @@ def test_the_loss_is_the_papers(depth):
     found = nn.multi_token_loss(logits, tokens[:, 1:], weight=0.7).item()
     wanted = sum(of_one_document(values(model), row[:-1], row[1:], depth, 0.7) for row in tokens)
     assert found == pytest.approx(wanted, rel=1e-12)
+    found = nn.multi_token_loss(logits, tokens[:, 1:], weight=0.7, z_loss=0.2).item()
+    wanted_z = sum(of_one_document(values(model), row[:-1], row[1:], depth, 0.7, 0.2) for row in tokens)
+    assert found == pytest.approx(wanted_z, rel=1e-12)
     losses = model(tokens[:, :-1], targets=tokens[:, 1:])
+    with pytest.raises(ValueError, match="z_loss=0.2 of losses that the model has made"):
+        nn.multi_token_loss(losses, z_loss=0.2)
     assert [x.shape for x in losses] == [(3, 7 - k) for k in range(1 + depth)]
     assert nn.multi_token_loss(losses, weight=0.7).item() == pytest.approx(wanted, rel=1e-12)
     assert model.eval()(tokens[:, :-1], targets=tokens[:, 1:]).shape == (3, 7)
