@@ -15,7 +15,8 @@ from ..autodiff.ops.shape import Bundle
 from ..autodiff.primitive import OPS, mode
 from ..autodiff.tensor import Tensor, user_line
 from ..backend import DEVICE_ARRAYS, Placeholder, device_of, is_array, module_on
-from ..surroundings import put_back, surroundings, unchanged
+from ..nn.absent import comes_and_goes
+from ..surroundings import Place, of_tensor, put_back, surroundings, unchanged
 from .expressions import TYPES
 from .ir import Call, Node, Value, values_in
 from .rules import DEFINITIONS, WHOLE, WHOLE_WHERE, results_of
@@ -154,6 +155,17 @@ def current():
     return capture
 
 
+def reads(function, given=()):
+    """Its surroundings. Of a tensor whose values come and go, all but where they are: each call looks there anew."""
+    return [Place(of_node, where, kept[1:]) if look is of_tensor and comes_and_goes(where) else Place(look, where, kept)
+            for look, where, kept in surroundings(function, given)]
+
+
+def of_node(tensor):
+    """What of a tensor decides what a function does with it, but for its array."""
+    return of_tensor(tensor)[1:]
+
+
 class Capture:
     """What a function has asked for so far. A compiled function inside of it is the function itself.
 
@@ -169,7 +181,7 @@ class Capture:
     """
 
     def __init__(self, name, function, given=(), emit="c", device="cpu"):
-        self.name, self.places, self.broke = name, surroundings(function, given), None
+        self.name, self.places, self.broke = name, reads(function, given), None
         self.whole, self.device = WHOLE[emit], device
         self.placed = {id(place.where) for place in self.places}
         self.given, self.sums, self.nodes, self.swapped = [], [], [], []
@@ -313,9 +325,11 @@ class Capture:
     def called(self, module):
         """A module's forward begins: its buffers are read anew at each call."""
         if module._hooks is not None:
-            raise Break(f"a {type(module).__name__} has forward hooks")
+            raise Break(f"a {type(module).__name__} has forward hooks" + (
+                ", by which stage 3 of fully_shard gathers its values: compile the modules that are units, each for "
+                "itself" if any(map(comes_and_goes, module.parameters())) else ""))
         if id(module) not in self.placed:
-            self.places += surroundings(module)
+            self.places += reads(module)
             self.placed.update(id(place.where) for place in self.places)
         for name, value in list(vars(module).items()):
             if is_array(value) and not isinstance(value, Symbol):

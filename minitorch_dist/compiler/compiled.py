@@ -31,9 +31,6 @@ from .updates import compile_optimizer
 CAPTURING = threading.RLock()       # a module's buffers are Symbols meanwhile
 PATIENCE = 10       # seconds to wait for another thread's capture
 VARIANTS = 32       # graphs that a compiled function keeps
-HOOKS = ("saved_tensors_hooks are around it, as in stage 3 of fully_shard and in offload_activations: what it reads or "
-         "keeps comes and goes, of which a graph knows nothing. Stages 1 and 2, and DistributedDataParallel, run "
-         "compiled models")
 
 
 def compile(function, emit=None):
@@ -64,8 +61,10 @@ def compile(function, emit=None):
     the next call of the kind finds it filled, and is captured.
 
     Inside of a transform (grad, jvp, …) and of detect_anomaly a compiled function is the function itself; to have a
-    derivative compiled, compile the transformed function. So it is inside of saved_tensors_hooks, which `breaks` counts
-    and a warning tells: stage 3 of fully_shard has some. On the tape a call can be differentiated once.
+    derivative compiled, compile the transformed function. On the tape a call is one op, which can be differentiated
+    once, and what it keeps goes through saved_tensors_hooks and comes back together. Of fully_shard's stage 3, which
+    gathers values as modules begin to run, compile the modules that are its units, before: for i, block in
+    enumerate(gpt.blocks): gpt.blocks[i] = mt.compile(block).
 
     `print(f.show("captured"))` and its like show the last graph: captured, optimized, fused, kernels, backward.
     """
@@ -119,8 +118,6 @@ class Compiled:
         recorder = recording.graph      # of a CUDA graph, or another function is being captured
         if state.level or state.anomaly or (recorder is not None and not recorder.takes_compiled):
             return self.function(*args, **kwargs)
-        if state.pack is not None:
-            return self._uncompiled(HOOKS, args, kwargs)
         given, rebuild = flatten((args, kwargs), order=list)
         key = (skeleton((args, kwargs)), tuple(map(described, given)),
                tuple([x.__class__ is Tensor and x.node is not None for x in given]), state.off >= 0, state.again,

@@ -8,8 +8,21 @@
 
 import threading
 from contextlib import contextmanager
+from weakref import WeakValueDictionary
 
 from ..backend import device_name, xp
+
+_come_and_go = WeakValueDictionary()        # id of a tensor -> the tensor
+
+
+def will_come_and_go(tensor):
+    """Note that a tensor's values are in memory at times only, and each time elsewhere."""
+    _come_and_go[id(tensor)] = tensor
+
+
+def comes_and_goes(tensor):
+    """Whether a tensor's do."""
+    return _come_and_go.get(id(tensor)) is tensor
 
 
 class AbsentParameterError(RuntimeError, AttributeError):

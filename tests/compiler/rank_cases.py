@@ -5,8 +5,8 @@ import hashlib
 import numpy as np
 
 import minitorch_dist as mt
-from minitorch_dist import comm, nn, optim
-from minitorch_dist.parallel import DistributedDataParallel
+from minitorch_dist import comm, ledger, nn, optim
+from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard
 from tests.parallel import cases
 
 
@@ -65,3 +65,49 @@ def batch_norm(compiled=True):
     loader = cases.loader_for(np.float64, world.rank, world.size)
     cases.train(model, optim.Adam(model.parameters(), lr=0.01), loader, 6, world)
     return cases.parameters(model), {name: np.array(b) for name, b in model.named_buffers()}
+
+
+class Again(nn.Module):
+    """A block that backward runs again."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.block = block
+
+    def forward(self, x):
+        return mt.checkpoint(self.block)(x)
+
+
+def units_of_stage_3(way="plain", compiled=True, emit="numpy", steps=3):
+    """(losses of this rank's rows, parameters, {(axis, op): calls}, bytes sent, most bytes kept for backward,
+    [captures], reasons to run uncompiled) of a GPT in ZeRO 3, whose blocks are compiled."""
+    world, exact = comm.world(), way == "exact"
+    mt.manual_seed(2)
+    gpt = nn.GPT(23, 8, 3, 4, 16, dropout=0.2 if way == "dropout" else 0.0, tied=False, dtype=np.float64,
+                 mlp="swiglu", norm="rms", positions="rotary", bias=False)
+    made = [mt.compile(block, emit) for block in gpt.blocks] if compiled else []
+    for i, block in enumerate(made or list(gpt.blocks)):
+        gpt.blocks[i] = Again(block) if way == "checkpoint" else block
+    if way == "frozen":
+        for name, p in gpt.named_parameters():
+            p.requires_grad_("blocks" not in name or "attention" in name)
+    model = fully_shard(gpt, world, 3, exact=exact, micro_shards=4,
+                        reshard_after_forward=False if way == "kept" else 2 if way == "near" else True)
+    optimizer = optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    losses, kept = [], 0
+    for step in range(steps):
+        rows = np.random.default_rng(step).integers(0, 23, (4, 9))
+        parts = np.array_split(np.arange(4), 4 if exact else world.size)
+        parts = parts[world.rank * len(parts) // world.size:(world.rank + 1) * len(parts) // world.size]
+        with ledger.record(memory=True) as book:
+            for part in parts:
+                with mt.backend.random_scope(0, step, 4, (int(part[0]), int(part[-1]) + 1), 4):
+                    loss = nn.cross_entropy(model(rows[part, :-1]), rows[part, 1:], "sum") / 32
+                losses.append(loss.item())
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        kept = max(kept, book.peak["activation"])
+    state = {name.replace(".block.", "."): np.array(value) for name, value in full_state_dict(model).items()}
+    return (losses, state, dict(book.calls), book.total_bytes_sent(), kept, [block.compiled.captures for block in made],
+            [reason for block in made for reason in block.breaks])

@@ -11,6 +11,7 @@ from minitorch_dist import nn, optim
 from minitorch_dist.compress import lora, low_precision, prune, soup
 from minitorch_dist.parallel import MixedPrecisionPolicy
 from minitorch_dist.parallel.encodings import Blocks
+from minitorch_dist.parallel.fsdp.grouping import default_units
 from minitorch_dist.parallel.local_sgd import DiLoCo
 from minitorch_dist.parallel.offload import offload_activations, offload_optimizer
 from minitorch_dist.parallel.tensor import tensor_parallel as tp
@@ -92,6 +93,16 @@ def activations_on_disk(job):
 
 def compiled(job):
     job.chunks = [mt.compile(chunk, "numpy") for chunk in job.chunks]
+
+
+def compiled_by_blocks(job):
+    """As ZeRO 3 runs them, whose units are the outermost lists' modules."""
+    for chunk in job.chunks:
+        units = {id(unit) for unit in default_units(chunk)}
+        for parent in list(chunk.modules()):
+            for name, child in parent._modules.items():
+                if id(child) in units:
+                    parent._modules[name] = mt.compile(child, "numpy")
 
 
 def in_few_bits(recipe):
@@ -206,6 +217,7 @@ BESIDES = {
     "offload_activations": Beside(around=activations_on_disk),
     "offload_optimizer": Beside(optimizer=lambda named: offload_optimizer(adamw(named), tempfile.gettempdir())),
     "compile": Beside(before=compiled),
+    "compile, by blocks": Beside(before=compiled_by_blocks),
     "mp_policy": Beside(5e-4, dtype=np.float32, sharded=True, options=lambda job: {"mp_policy": MixedPrecisionPolicy(
         "bfloat16", "bfloat16", output_dtype="float32")}),
     "DiLoCo": Beside(optimizer=lambda named: optim.SGD([p for _, p in named], lr=0.1),

@@ -101,6 +101,16 @@ def test_outputs_have_the_same_bits(tmp_path, name, prefetch):
     assert all_absent(model, ("scale", "norm.", "embed.", "position.") + ("blocks.0.0.weight",) * (name == "odd"))
 
 
+def test_units_may_be_compiled(tmp_path):
+    """Captured once, though their values come to another place each time."""
+    made = [mt.compile(layer, "numpy") for layer in net("f8")]
+    model = stream_from_disk(nn.Sequential(*made), tmp_path)
+    x, wanted = inputs(model, "f8"), outputs(net("f8"), "f8")
+    for _ in range(3):
+        assert outputs(model, "f8") == wanted
+    assert [(layer.compiled.captures, layer.breaks) for layer in made] == [(1, {})] * LAYERS and len(x)
+
+
 def test_in_float64_and_a_generated_text(tmp_path):
     assert outputs(stream_from_disk(net("f8"), tmp_path / "net"), "f8") == outputs(net("f8"), "f8")
     start = np.array([[1, 2, 3], [4, 5, 6]])

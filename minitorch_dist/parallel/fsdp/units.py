@@ -17,7 +17,7 @@ from ...autodiff.writes import log, tick, wrote
 from ...backend import byte_range, module_of, to, to_device_of, xp, zeros, zeros_like
 from ...flat import ALIGN, layout, round_up
 from ...ledger import event, keep, labelled, open_ledgers
-from ...nn.absent import Absent, AbsentParameterError
+from ...nn.absent import Absent, AbsentParameterError, will_come_and_go
 from ..places import Place, address
 from ..tied import mark, tie_of
 from .few_bits import decoded, encoded
@@ -96,6 +96,8 @@ class Unit:
         self.gathering = self.arriving = None       # a Work that is under way; what it writes to
         self.views = None       # of `whole`, one per parameter, since they were wanted first
         self.users = 0
+        for tensor in tensors if stage == 3 else ():
+            will_come_and_go(tensor)
         self.close()
         self.drop()
 

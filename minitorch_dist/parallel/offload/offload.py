@@ -63,9 +63,9 @@ def offload_activations(module, to="cpu", min_bytes=1 << 16, prefetch=1):
     prefetch   so many arrays before the one that backward has asked for are read meanwhile
 
     An array that several ops keep, or views of one, is written once. The ledger's activations are those that are back:
-    of a chain the one that backward is at, and `prefetch` more. What checkpoints keep stays; compiled functions run
-    uncompiled. A write into an array after an op has kept it doesn't touch the copy: the gradient is that
-    of the forward. OSError from the op that can't write; nothing else is changed then.
+    of a chain the one that backward is at, and `prefetch` more. What checkpoints keep stays; what a compiled function
+    keeps is back all together. A write into an array after an op has kept it doesn't touch the copy: the gradient is
+    that of the forward. OSError from the op that can't write; nothing else is changed then.
     """
     if min_bytes < 1 or prefetch < 0:
         raise ValueError(f"offload_activations: min_bytes={min_bytes} must be at least 1, prefetch={prefetch} at "

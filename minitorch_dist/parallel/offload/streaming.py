@@ -29,7 +29,7 @@ from ...backend import STORED, is_array, module_on, on, on_host, refuse_in_graph
 from ...comm.device import pinned, up
 from ...comm.together import together
 from ...flat import round_up
-from ...nn.absent import Absent, Unmade
+from ...nn.absent import Absent, Unmade, will_come_and_go
 from ...nn.decoding import by_position
 from ..fsdp.grouping import default_units, either, group
 from .spill import read_into, refused
@@ -201,6 +201,8 @@ class StreamedUnit:
         self.places = [(start - self.begin, stop - self.begin) for start, stop in places]
         self.nbytes = max(stop for _, stop in self.places)
         self.absent = [OnDisk(n, t, path) for n, t in named]
+        for tensor in self.tensors:
+            will_come_and_go(tensor)
         ranks, rank = (comm.size, comm.rank) if comm else (1, 0)
         share = round_up(-(-self.nbytes // ranks), ALIGN)
         self.size, self.mine = ranks * share, slice(rank * share, (rank + 1) * share)
