@@ -226,3 +226,8 @@ def test_the_command_draws(capsys):
 def test_what_makes_no_schedule(name, arguments, words):
     with pytest.raises(ValueError, match=words):
         SCHEDULES[name](*arguments)
+
+
+def test_an_unknown_schedule_is_told():
+    with pytest.raises(ValueError, match="schedule '1f1b2' is unknown: take one of gpipe, 1f1b"):
+        schedules.schedule_of("1f1b2", 4, 8)

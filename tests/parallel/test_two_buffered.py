@@ -74,6 +74,8 @@ def test_what_does_not_go_with_it_is_told_on_all_ranks(what, said):
     found = crews.call(CASES + "refused", n, args=(what,), env=threads(1))
     assert any(each.startswith(said) for each in found)
     assert all(each is not None and each.startswith((said, "MismatchError")) for each in found)
+    if what == "loss":
+        assert "PipeDream2BW.train: loss_sum=None, and the last stage's forward takes no" in found[-1]
 
 
 def test_after_an_error_it_asks_to_begin_anew():

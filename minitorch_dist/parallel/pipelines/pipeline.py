@@ -326,9 +326,9 @@ class Pipeline:
     def _check_loss(self, who, last):
         rank, chunk = self.places[self.last]
         if last is None and rank == self.comm.rank and not documents.takes_targets(self.chunks[chunk]):
-            name = {"run": "loss_sum", "evaluate": "measure"}[who]
-            raise ValueError(f"Pipeline.{who}: {name}=None, and the last stage's forward takes no `targets` of which "
-                             f"to make losses: give {name}, or take stages of cut_gpt")
+            name = "measure" if who == "evaluate" else "loss_sum"
+            raise ValueError(f"{type(self).__name__}.{who}: {name}=None, and the last stage's forward takes no "
+                             f"`targets` of which to make losses: give {name}, or take stages of cut_gpt")
 
     def _shards_of(self, batch):
         """The batch's micro-batches."""

@@ -187,7 +187,9 @@ def check_drawable(name, ranks, micro_batches, chunks=1):
 
 
 def schedule_of(name, ranks, micro_batches, chunks=1):
-    """One of SCHEDULES by its name; chunks: the stages per rank, of interleaved."""
+    """One of SCHEDULES by its name; chunks: the stages per rank, of interleaved. ValueError for another name."""
+    if name not in SCHEDULES:
+        raise ValueError(f"schedule {name!r} is unknown: take one of {', '.join(SCHEDULES)}")
     return SCHEDULES[name](ranks, micro_batches, *([chunks] if name == "interleaved" else []))
 
 

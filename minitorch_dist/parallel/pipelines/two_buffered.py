@@ -148,7 +148,7 @@ class PipeDream2BW(Pipeline):
         said, problem = None, None
         try:
             self._check_frozen()
-            self._check_loss("run", loss_sum)
+            self._check_loss("train", loss_sum)
             self.cut, self.packed = [self._shards_of(batch) for batch in batches], packed
             rows = [f"{shards[0].rows[0]} to {shards[-1].rows[1]} of {batch.count}, "
                     + documents.told(self.chunks, batch.inputs, packed, self.reads)
