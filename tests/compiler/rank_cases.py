@@ -78,13 +78,13 @@ class Again(nn.Module):
         return mt.checkpoint(self.block)(x)
 
 
-def units_of_stage_3(way="plain", compiled=True, emit="numpy", steps=3):
+def units_of_stage_3(way="plain", compiled=True, emit="numpy", steps=3, device="cpu"):
     """(losses of this rank's rows, parameters, {(axis, op): calls}, bytes sent, most bytes kept for backward,
     [captures], reasons to run uncompiled) of a GPT in ZeRO 3, whose blocks are compiled."""
     world, exact = comm.world(), way == "exact"
     mt.manual_seed(2)
     gpt = nn.GPT(23, 8, 3, 4, 16, dropout=0.2 if way == "dropout" else 0.0, tied=False, dtype=np.float64,
-                 mlp="swiglu", norm="rms", positions="rotary", bias=False)
+                 mlp="swiglu", norm="rms", positions="rotary", bias=False).to(device)
     made = [mt.compile(block, emit) for block in gpt.blocks] if compiled else []
     for i, block in enumerate(made or list(gpt.blocks)):
         gpt.blocks[i] = Again(block) if way == "checkpoint" else block
@@ -96,7 +96,7 @@ def units_of_stage_3(way="plain", compiled=True, emit="numpy", steps=3):
     optimizer = optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
     losses, kept = [], 0
     for step in range(steps):
-        rows = np.random.default_rng(step).integers(0, 23, (4, 9))
+        rows = mt.backend.to(np.random.default_rng(step).integers(0, 23, (4, 9)), device)
         parts = np.array_split(np.arange(4), 4 if exact else world.size)
         parts = parts[world.rank * len(parts) // world.size:(world.rank + 1) * len(parts) // world.size]
         with ledger.record(memory=True) as book:

@@ -184,6 +184,18 @@ def test_compiled_models_train_as_the_function_does(name, ways):
         assert np.linalg.norm(found - wanted) <= 1e-3 * max(np.linalg.norm(wanted), 1e-3)
 
 
+@WITH_TRITON
+def test_compiled_units_of_stage_3():
+    """Captured once, though their values come to another place on the GPU in each step."""
+    from ..compiler.rank_cases import units_of_stage_3
+    losses, state, *_, captures, breaks = units_of_stage_3(emit="triton", device="cuda")
+    wanted = units_of_stage_3(compiled=False)
+    assert captures == [1] * 3 and not breaks
+    np.testing.assert_allclose(losses, wanted[0], rtol=1e-10)
+    for name, values in state.items():
+        np.testing.assert_allclose(values, wanted[1][name], rtol=0, atol=1e-6, err_msg=name)
+
+
 def test_a_recording_that_fails_leaves_a_gpu_that_works():
     test_cuda_graphs.check_failure(True)
     assert (mt.ones(3, device="cuda") + 1).sum().item() == 6
