@@ -3,7 +3,7 @@
 import numpy as xp
 
 from .devices import ARRAY_TYPES, DEVICE_ARRAYS, Placeholder, check_devices, is_array
-from .dtypes import is_bfloat16, is_floating, is_short
+from .dtypes import is_bfloat16, is_floating, is_short, result_type
 from .graphs import recording
 
 FLOAT16 = xp.dtype(xp.float16)
@@ -23,12 +23,14 @@ def matmul(x, y, out=None):
             return _matmul_in_float32(x, y, out)
         if module is not None:              # NumPy would find it, too, in twice the time
             return module.matmul(x, y, out=out)
-    elif x.itemsize == 2 and is_half(x):
+    elif x.itemsize == 2 and is_half(x) or y.itemsize == 2 and is_half(y):
         return _matmul_in_float32(x, y, out)
     return xp.matmul(x, y, out=out)
 
 
 def _matmul_in_float32(x, y, out):
+    if not (is_floating(x.dtype) and is_floating(y.dtype)):     # beside int16, say, NumPy promotes to float32
+        x, y = (a.astype(result_type(x, y)) for a in (x, y))
     product = in_float32(xp.matmul, x, y)
     if out is None:
         return product

@@ -184,6 +184,26 @@ def test_mixed_dtypes(emit):
 
 
 @EMIT
+def test_products_of_mixed_dtypes(emit):
+    """Each dtype with each, of 16 bits too, and what is computed of the product: right, and of NumPy's dtype."""
+    kinds, data = (*KINDS, "int16", mt.bfloat16), np.array([[3, 1], [2, 7], [0, 1]])
+    for a in kinds:
+        xs, ys = mt.tensor(data, a), [mt.tensor(data[:2] % 3 - (kind in ("int8", "int16")), kind) for kind in kinds]
+
+        def everything(x, ys):
+            return [y + y for y in [mt.matmul(x, y) for y in ys]]
+        compiled = mt.compile(everything, emit=emit)
+        found, expected = run_plain(compiled, (xs, ys)), run_plain(everything, (xs, ys))
+        assert not compiled.breaks
+        for one, other, y in zip(found, expected, ys, strict=True):
+            dtype = mt.backend.result_type(xs.dtype, y.dtype)
+            exact = 2 * np.float64(xs.numpy()) @ np.float64(y.numpy())
+            assert one.dtype == other.dtype == dtype, (a, y.dtype)
+            for made in (one, other):
+                np.testing.assert_array_equal(np.float64(made), exact > 0 if dtype.kind == "b" else exact)
+
+
+@EMIT
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (1, 1), (1, 7), (7, 1), (3, 0), (0, 3), (2, 1, 5), (13, 11)],
                          ids=str)
 def test_extents(emit, shape):
