@@ -123,7 +123,7 @@ class Mixture:
         """(inputs, labels) of these samples, as their sources give them."""
         numbers, rows = self.where(indices)
         inputs = labels = None
-        for i in np.unique(numbers):
+        for i in np.unique(numbers) if len(rows) else [0]:      # of no samples, too, the sources say what they are like
             here = numbers == i
             found = list(self.sources.values())[i].read(rows[here])
             if inputs is None:

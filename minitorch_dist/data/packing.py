@@ -85,6 +85,7 @@ def pack(documents, length):
     Deterministic: equal lengths go in the order of the documents, and of rows with equal room into the one that has had
     it the longest. ValueError where nothing is left.
     """
+    length = whole("length", length)
     pieces = [(i, start, min(start + length, end)) for i, end in _pairs(documents, length)
               for start in range(0, end, length)]
     rows, with_room = [], [deque() for _ in range(length + 1)]      # the numbers of those with so much room
@@ -109,6 +110,7 @@ def pack(documents, length):
 def concatenate(documents, length):
     """The same documents one after another, cut wherever a row is full: what pack is compared with. Only the last row
     has padding."""
+    length = whole("length", length)
     rows, room = [], 0
     for i, end in _pairs(documents, length):
         start = 0
@@ -124,7 +126,7 @@ def concatenate(documents, length):
 
 def _pairs(documents, length):
     """[(number of a document, its pairs of a token and the next)], of those that have one."""
-    if whole("length", length) < 1:
+    if length < 1:
         raise ValueError(f"packing: rows of length={length}; they have 1 position or more")
     if bad := [f"document {i} is {d.dtype} {d.shape}" for i, d in enumerate(map(np.asarray, documents))
                if d.ndim != 1 or d.size and d.dtype.kind not in "iu"]:

@@ -58,7 +58,7 @@ class TokenWriter:
         tokens = np.asarray(tokens)
         if tokens.ndim != 1 or tokens.size and tokens.dtype.kind not in "iu":
             raise ValueError(f"TokenWriter: a document of {tokens.dtype} {tokens.shape}; it is integers (time,)")
-        tokens = tokens if end is None else np.append(tokens, end)
+        tokens = tokens if end is None else np.append(tokens, whole("end", end))
         limits = np.iinfo(self.dtype)
         if tokens.size and not limits.min <= tokens.min() <= tokens.max() <= limits.max:
             raise ValueError(f"TokenWriter: tokens from {tokens.min()} to {tokens.max()}; {self.dtype} has room for "

@@ -83,6 +83,16 @@ def test_ranks_have_their_parts_of_one_order_with_the_shares_in_each():
             assert abs((part.inputs[:, 0] == 0).sum() - 3.75) < 2 or step > 2
 
 
+def test_ranks_without_a_row_of_a_last_batch_have_none_of_the_same_form():
+    mixture = Mixture({"a": numbered(10, 0), "b": numbered(3, 1)}, [(9, {"a": 2, "b": 1})])
+    lasts = [list(Loader(mixture, None, 4, shuffle=False, rank=rank, size=4).epoch(0))[2] for rank in range(4)]
+    assert sorted(len(last.inputs) for last in lasts) == [0, 0, 0, 1]
+    one = next(last for last in lasts if len(last.inputs))
+    for last in lasts:
+        assert last.inputs.shape[1:] == one.inputs.shape[1:] and last.inputs.dtype == one.inputs.dtype
+        assert last.labels.shape == last.inputs.shape[:1] and last.labels.dtype == one.labels.dtype and last.count == 1
+
+
 def test_it_prints_what_comes_of_what():
     mixture = Mixture({"web": numbered(1000, 0), "code": numbered(50, 1), "books": numbered(7, 2)},
                       [(90, {"web": 8, "code": 3, "books": 1}), (10, {"books": 1, "code": 1})])

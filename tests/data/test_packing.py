@@ -47,6 +47,13 @@ def test_each_pair_of_a_document_stands_in_one_place(way, length):
     assert packed.units == (~padding).sum() / len(padding)
 
 
+@pytest.mark.parametrize("way", [pack, concatenate])
+def test_a_length_may_be_numpy_s(way):
+    texts = documents(60, 4.0)
+    for kind in (np.int64, np.uint8):
+        np.testing.assert_array_equal(way(texts, kind(200)).rows, way(texts, 200).rows)
+
+
 def test_only_what_is_longer_than_a_row_is_cut():
     texts = documents(300)
     for length in (16, 40):

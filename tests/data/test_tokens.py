@@ -152,6 +152,8 @@ def test_a_writer_refuses_what_it_would_spoil(tmp_path):
     for bad in (np.array([1, 256]), np.array([-1]), np.zeros(3), np.zeros((2, 2), int)):
         with pytest.raises(ValueError, match="uint8 has room for 0 to 255|it is integers"):
             writer.add(bad)
+    with pytest.raises(TypeError, match=r"end=1\.5: must be a whole number"):
+        writer.add([1, 2], end=1.5)
     with pytest.raises(ValueError, match="dtype=float32"):
         TokenWriter(tmp_path / "floats", dtype=np.float32)
     with pytest.raises(ValueError, match="shard=0"):
