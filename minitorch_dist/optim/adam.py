@@ -8,7 +8,7 @@ from ..autodiff.writes import wrote
 from ..backend import device_of, to, xp
 from .optimizer import Optimizer
 from .packed import Packed, arrays_of, dynamic_levels
-from .settings import AT_LEAST_0, BETAS
+from .settings import AT_LEAST_0, BETAS, pair
 
 
 class Adam(Optimizer):
@@ -35,7 +35,7 @@ class Adam(Optimizer):
         self.amsgrad = amsgrad
         if amsgrad:
             self.state_names = (*self.state_names, "max_exp_avg_sq")
-        super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay,
+        super().__init__(params, {"lr": lr, "betas": pair(betas), "eps": eps, "weight_decay": weight_decay,
                                   "maximize": maximize, "state_bits": state_bits})
 
     def empty_state(self, parts, bits, names):

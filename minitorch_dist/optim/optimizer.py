@@ -401,7 +401,11 @@ def _groups(params):
     if isinstance(params, Tensor) or not hasattr(params, "__iter__"):
         params = [params]
     params = list(params.items()) if isinstance(params, dict) else list(params)
-    groups = params if params and isinstance(params[0], dict) else [{"params": params}]
+    as_groups = [isinstance(each, dict) for each in params]
+    if any(as_groups) and not all(as_groups):
+        raise TypeError("an optimizer takes tensors, or groups, which are dicts, and got both: put those that are in "
+                        "no group into one, {\"params\": [tensor, …]}")
+    groups = params if any(as_groups) else [{"params": params}]
     if without := [sorted(group) for group in groups if "params" not in group]:
         raise ValueError("a group is a dict with its \"params\", which one of "
                          f"{', '.join(without[0]) or 'nothing'} hasn't")

@@ -9,6 +9,11 @@ BETAS = (lambda betas, group: isinstance(betas, (tuple, list)) and len(betas) ==
          "two numbers in [0, 1)")
 
 
+def pair(betas):
+    """Two numbers, in whatever they stand, as a tuple; one alone as it is, for BETAS to refuse."""
+    return tuple(betas) if xp.ndim(betas) else betas
+
+
 def check_settings(**rules):
     """Raise ValueError for a setting outside of its range: check_settings(lr=(lr, lr >= 0, "at least 0"))."""
     for name, (value, ok, wanted) in rules.items():

@@ -19,7 +19,7 @@ from ..autodiff.writes import wrote
 from ..backend import on_host, xp, zeros_like
 from .clip import check_known, squares_by_16, whole_squares
 from .optimizer import Optimizer
-from .settings import AT_LEAST_0, BETAS, MORE_THAN_0, check_eps
+from .settings import AT_LEAST_0, BETAS, MORE_THAN_0, check_eps, pair
 from .slots import runs
 
 
@@ -98,7 +98,7 @@ class LAMB(TrustRatio):
     rules = {"lr": AT_LEAST_0, "betas": BETAS, "eps": MORE_THAN_0, "weight_decay": AT_LEAST_0}
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=1e-2, state_bits=32):
-        super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay,
+        super().__init__(params, {"lr": lr, "betas": pair(betas), "eps": eps, "weight_decay": weight_decay,
                                   "state_bits": state_bits})
         check_eps(self)
 

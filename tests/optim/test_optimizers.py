@@ -292,6 +292,10 @@ def test_state_follows_parameters_that_move(kind):
     (lambda p: optim.SGD([p], lr="0.1"), "lr is '0.1'; it must be at least 0"),
     (lambda p: optim.Adam([p], lr=None), "lr is None; it must be at least 0"),
     (lambda p: optim.Adam([p], lr=np.ones(2)), "lr is array.*; it must be at least 0"),
+    (lambda p: optim.Adam([p], betas=0.9), "betas is 0.9; it must be two numbers"),
+    (lambda p: optim.LAMB([p], betas=None), "betas is None; it must be two numbers"),
+    *((lambda p, order=order: optim.SGD([{"params": [p]}, nn.Parameter(np.ones(2))][::order]), "got both: put those")
+      for order in (1, -1)),
     (lambda p: optim.AdamW([p], betas=("a", 0.9)), r"betas is \('a', 0.9\); it must be two numbers"),
     (lambda p: optim.SGD([p], momentum=-0.1), "momentum"),
     (lambda p: optim.SGD([p], nesterov=True), "nesterov"),
