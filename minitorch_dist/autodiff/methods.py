@@ -77,6 +77,8 @@ def permute(x, *dims):
 def expand(x, *sizes):
     """x copied along new and size-1 axes; -1 leaves an old axis as it is."""
     sizes = _several(sizes)
+    if len(sizes) < len(x.shape):
+        raise ValueError(f"expand: sizes {sizes} for shape {x.shape}: there must be one for each of its axes, or more")
     if -1 in sizes[:len(sizes) - len(x.shape)]:
         raise ValueError(f"expand: sizes {sizes} for shape {x.shape}: -1 stands for the size of an axis that is there")
     old = (1,) * (len(sizes) - len(x.shape)) + x.shape

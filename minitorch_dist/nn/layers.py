@@ -103,8 +103,9 @@ class SwiGLU(Module):
     ValueError where the last axis is odd."""
 
     def forward(self, x):
-        if x.shape[-1] % 2:
-            raise ValueError(f"SwiGLU: {x.shape[-1]} features are no two halves, a gate and what passes it")
+        features = x.shape[-1] if x.shape else 1
+        if features % 2:
+            raise ValueError(f"SwiGLU: {features} features are no two halves, a gate and what passes it")
         return ops.swiglu(*ops.chunk(x, 2, -1))
 
 
@@ -112,6 +113,8 @@ class Flatten(Module):
     """(n, …) -> (n, product of the rest)."""
 
     def forward(self, x):
+        if not x.shape:
+            raise ValueError("Flatten: x has no axis; it must be (n, …)")
         return ops.reshape(x, (x.shape[0], math.prod(x.shape[1:])))
 
 

@@ -11,6 +11,12 @@ IGNORED = -100      # ignore_index, as in torch
 EMPTY = "the mean loss of an empty batch, or where all labels are ignored, is undefined; use reduction='sum'"
 
 
+def _array(target, beside):
+    """A target as it is; a list, or a number, as an array of the other's dtype, where that is."""
+    return target if hasattr(lower(target), "shape") else to_device_of(backend.xp.asarray(target, beside.dtype),
+                                                                       lower(beside))
+
+
 def _reduced(losses, reduction):
     if reduction == "none":
         return losses
@@ -97,7 +103,7 @@ def by_labels(losses_of, x, labels, reduction, ignore_index, misfit):
     """The losses of rows of x (…, size), reduced. losses_of(x, labels, ignore=None) takes (n, size) and (n,)."""
     labels = numbers_in(labels)
     shape = labels.shape
-    if x.shape[:-1] != shape:
+    if not x.shape or x.shape[:-1] != shape:
         raise ValueError(misfit(f"{tuple(x.shape)}, labels {tuple(shape)}"))
     if len(shape) != 1:
         x, labels = ops.reshape(x, (labels.size, x.shape[-1])), labels.reshape(-1)
@@ -132,6 +138,7 @@ def log_sigmoid(x):
 def binary_cross_entropy_with_logits(logits, targets, reduction="mean"):
     """-(t · log σ(z) + (1 - t) · log(1 - σ(z))) over logits z and targets t from 0 to 1, arrays of one shape; reduction
     as in cross_entropy. Stable for logits of any finite size."""
+    targets = _array(targets, logits)
     if logits.shape != lower(targets).shape:
         raise ValueError(f"binary_cross_entropy_with_logits: logits {tuple(logits.shape)} and targets "
                          f"{tuple(lower(targets).shape)} must have one shape: broadcasting would pair the wrong ones")
@@ -141,8 +148,11 @@ def binary_cross_entropy_with_logits(logits, targets, reduction="mean"):
 
 def mse_loss(prediction, target, reduction="mean"):
     """(prediction - target)² over arrays of one shape; reduction as in cross_entropy."""
+    target = _array(target, prediction)
     if prediction.shape != lower(target).shape:
         raise ValueError(f"mse_loss: prediction {prediction.shape} and target {lower(target).shape} must have one "
                          "shape: broadcasting them would average the wrong pairs")
+    if prediction.dtype.kind in "iub" and lower(target).dtype.kind in "iub":    # squares of few bits would overflow
+        prediction = ops.astype(prediction, backend.xp.float64)
     difference = prediction - target
     return _reduced(difference * difference, reduction)

@@ -276,6 +276,9 @@ class Module:
         What is shared may stand there under any of its names, or under several with the same values. Raises KeyError
         for missing or unknown names, ValueError for another shape or dtype, and for different values of one parameter.
         """
+        if not hasattr(state, "keys"):
+            raise TypeError(f"load_state_dict: takes {{name: array}}, got a {type(state).__name__}; a file is read "
+                            "before: .npz by dict(np.load(path)), a checkpoint by checkpoints.load(path, model)")
         missing, unexpected = (), ()
         if not strict:
             state, missing, unexpected = self._known(state)

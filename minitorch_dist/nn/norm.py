@@ -100,7 +100,7 @@ class BatchNorm(Module):
         self.reduce, self.move = None, BatchNorm.moved
 
     def forward(self, x):
-        if x.shape[1] != self.num_features:
+        if len(x.shape) < 2 or x.shape[1] != self.num_features:
             raise ValueError(f"BatchNorm of {self.num_features} channels was given an input of shape {x.shape}: "
                              "channels are the second axis")
         column = (1, -1) + (1,) * (len(x.shape) - 2)

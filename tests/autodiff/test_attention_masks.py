@@ -98,6 +98,8 @@ def test_small_cases_by_hand():
     assert found([False, True], is_causal=True) == found([-inf, 0], is_causal=True) == [0, 20]
     assert found([0, -inf], window=1) == [10, 0]
     assert found([0, -inf], documents=np.array([[0, 1]])) == [10, 0]
+    by_lists = mt.scaled_dot_product_attention(q, k, v, [[True, True], [True, False]], documents=[[0, 1]])
+    assert by_lists[0, 0, :, 0].tolist() == [10, 0]
     assert found([[-1e30, -1e30], [0, 0]]) == [15, 15]      # a large number forbids nothing: all alike
 
 

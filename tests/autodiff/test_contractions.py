@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import minitorch_dist as mt
+from minitorch_dist.autodiff.primitive import lower
 
 rng = np.random.default_rng(5)
 quick = settings(max_examples=40, deadline=None)
@@ -213,6 +214,12 @@ def test_conv_makes_no_gradient_that_nobody_wants(monkeypatch):
     (lambda: mt.grouped_matmul(np.ones((5, 2)), np.ones((2, 3, 4)), (3, 2)), r"shapes \(5, 2\) and \(2, 3, 4\)"),
     (lambda: mt.grouped_outer(np.ones((5, 2)), np.ones((4, 3)), (3, 2)), "add up to the 5 and 4 rows"),
     (lambda: mt.grouped_outer(np.ones((5, 2)), np.ones(5), (3, 2)), r"shapes \(5, 2\) and \(5,\)"),
+    (lambda: mt.linear(np.ones((3, 4)), np.ones((5, 2))), r"^linear: x \(3, 4\), weight \(5, 2\) .*must be 2"),
+    (lambda: mt.linear(np.ones(()), np.ones((5, 2))), r"^linear: x \(\), weight \(5, 2\)"),
+    (lambda: mt.matmul([[1, 2]], 3), "0-d operands have no product"),
+    (lambda: mt.concatenate([np.ones((2, 3)), np.ones(2)], 1), r"shapes \[\(2, 3\), \(2,\)\]; all need as many axes"),
+    (lambda: mt.tensor(np.ones((2, 3))).expand(3), r"expand: sizes \(3,\) for shape \(2, 3\)"),
+    (lambda: mt.pad(np.ones((2, 0)), 1, constant_values=(5, 6)), r"constant_values=\(5, 6\): one number for all sides"),
     (lambda: mt.pad(np.ones(3), -1), "negative"),
     (lambda: mt.squeeze(np.ones((2, 1)), 0), "axis 0"),
     (lambda: mt.dropout(np.ones(3), 1.5), "1.5"),
@@ -220,6 +227,19 @@ def test_conv_makes_no_gradient_that_nobody_wants(monkeypatch):
 def test_errors_name_the_values(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_lists_and_numbers_are_as_good_as_arrays():
+    x, pairs = mt.tensor([[1.0, 2.0], [3.0, 4.0]]), [[1.0, 0.0], [5.0, -1.0]]
+    for found, expected in ((x @ pairs, x @ np.array(pairs)), (pairs @ x, np.array(pairs) @ x),
+                            (mt.matmul(pairs, [1.0, 2.0]), np.array([1.0, 3.0])),
+                            (mt.concatenate([[1, 2], np.array([3])]), np.array([1, 2, 3])),
+                            (mt.concatenate([x, [[7.0, 8.0]]]), np.array([[1, 2], [3, 4], [7, 8.0]])),
+                            (mt.stack([1.5, mt.tensor(2.0), 3.0]), np.array([1.5, 2, 3]))):
+        np.testing.assert_array_equal(lower(found), lower(expected))
+        assert found.dtype == expected.dtype
+    assert mt.embedding([], x).shape == (0, 2) and mt.one_hot([], 3).shape == (0, 3)
+    assert mt.one_hot([1], 2, "bfloat16").dtype == mt.bfloat16
 
 
 @pytest.mark.parametrize("counts", [(3, 0, 4), (0, 7, 0), (2, 2, 3)])

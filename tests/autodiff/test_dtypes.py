@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
+from minitorch_dist import nn
 from minitorch_dist.autodiff.primitive import lower
 
 rng = np.random.default_rng(9)
@@ -65,6 +66,35 @@ def test_ties_share_evenly_and_places_take_the_first():
     np.testing.assert_array_equal(mt.grad(lambda x: mt.sum(mt.clip(x, 1.0, 2.0)))(a), [0.5, 0, 0])
     assert mt.argmax(a) == 1 and list(mt.topk(a, 1)[1]) == [1] and list(mt.topk(-a, 1, largest=False)[1]) == [1]
     np.testing.assert_array_equal(mt.grad(lambda x: mt.sum(mt.topk(x, 1)[0]))(a), [0, 1, 0])
+
+
+@pytest.mark.parametrize("values", [
+    np.array([3, 0, 250, 7, 250], np.uint8), np.array([5, -128, 127, -3], np.int8), np.array([False, True, True]),
+    np.array([2**63 - 1, -2**63, 0]), np.array([1.0, np.nan, -np.inf, 3.0, np.inf], np.float16)],
+    ids=lambda values: values.dtype.name)
+def test_the_largest_of_any_dtype(values):
+    """As plain Python sorts them, NaN before all numbers."""
+    order = sorted(range(len(values)), key=lambda i: (values[i] == values[i], -float(values[i]), i))
+    for k in range(len(values) + 1):
+        found, places = mt.topk(mt.tensor(values), k)
+        assert places.tolist() == order[:k] and found.dtype == values.dtype
+        np.testing.assert_array_equal(found.numpy(), values[order[:k]])
+    twice, both = np.stack([values, values[::-1]], 1), mt.topk(np.stack([values, values[::-1]], 1), 2, 0)
+    np.testing.assert_array_equal(both[0][:, 0], values[order[:2]])
+    np.testing.assert_array_equal(twice[both[1][:, 1], 1], values[order[:2]])
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.int64, bool])
+def test_fused_ops_take_whole_numbers_as_float64(dtype):
+    x, y = np.array([[3, 1, 0], [2, 0, 1]], dtype), np.array([[1, 0, 4], [0, 3, 1]], dtype)
+    labels = np.array([1, 0])
+    for f in (lambda x, y: mt.gelu(x, "tanh"), lambda x, y: mt.gelu(x), mt.swiglu, lambda x, y: mt.rms_norm(x, 3),
+              lambda x, y: mt.linear_cross_entropy(x, y, labels), lambda x, y: nn.mse_loss(x, y, "none")):
+        found, expected = (f(mt.tensor(x.astype(t)), mt.tensor(y.astype(t))) for t in (dtype, np.float64))
+        assert found.dtype == np.float64
+        np.testing.assert_array_equal(found.numpy(), expected.numpy())
+    assert nn.mse_loss(mt.tensor(np.array([200], np.uint8)), mt.tensor(np.array([0], np.uint8))).item() == 40_000
+    assert nn.mse_loss(mt.tensor([1.0]), mt.tensor(np.array([3], np.uint8))).dtype == np.float32
 
 
 def test_kinks():

@@ -172,6 +172,18 @@ def test_cross_entropy_arguments_that_do_not_fit(labels, error, says):
     z, _ = sample(7, 5)
     with pytest.raises(error, match=says):
         nn.cross_entropy(mt.tensor(z), labels)
+    with pytest.raises(ValueError, match=r"cross_entropy: logits \(\), labels \(\)"):
+        nn.cross_entropy(mt.tensor(1.0), 0)
+
+
+def test_targets_may_be_lists_or_a_number():
+    x = mt.tensor([0.5, -2.0])
+    for loss in (nn.mse_loss, nn.binary_cross_entropy_with_logits):
+        found = loss(x, [1, 0])
+        assert found.dtype == np.float32 and found.item() == loss(x, mt.tensor([1.0, 0.0])).item()
+        with pytest.raises(ValueError, match=r"\(2,\) and targets? \(3,\) must have one"):
+            loss(x, [1, 0, 1])
+    assert nn.mse_loss(x[0], 2).item() == 2.25
 
 
 def test_an_unknown_reduction_raises():

@@ -379,6 +379,12 @@ def test_a_model_is_moved_and_cast_by_torchs_arguments():
     assert model.to(device="cpu", dtype="float32").weight.dtype == np.float32
 
 
+@pytest.mark.parametrize("state", ["model.npz", None, [np.ones((3, 2))]])
+def test_what_is_no_state_is_told(state):
+    with pytest.raises(TypeError, match=r"takes {name: array}, got a (str|NoneType|list); a file is read before"):
+        nn.Linear(2, 3).load_state_dict(state)
+
+
 def test_bfloat16_that_numpy_has_stored_says_how_to_read_it():
     model = nn.Linear(2, 3).to("bfloat16")
     stored = {name: array.view("V2") for name, array in model.state_dict().items()}

@@ -335,6 +335,9 @@ def test_generation_leaves_the_model_as_it_was():
     (lambda: nn.GPT(5, 8, positions="none"), "learned.*rotary"),
     (lambda: nn.GPT(5, 8, dim=8, mlp="silu"), "mlp='silu'; use 'gelu' or 'swiglu'"),
     (lambda: nn.SwiGLU()(np.ones((2, 5))), "5 features are no two halves"),
+    (lambda: nn.SwiGLU()(np.ones(())), "1 features are no two halves"),
+    (lambda: nn.Flatten()(np.ones(())), "Flatten: x has no axis"),
+    (lambda: nn.BatchNorm(3)(np.ones(3)), r"BatchNorm of 3 channels was given an input of shape \(3,\)"),
     (lambda: mt.swiglu(np.ones((2, 5)), np.ones(5)), r"gate \(2, 5\) and up \(5,\)"),
     (lambda: nn.GPT(5, 8, dim=8)(np.zeros((1, 9), int)), "length 8 was given 9"),
 ])

@@ -4,7 +4,7 @@ from ...backend import module_of, whole, wholes, xp
 from ..primitive import lower
 from .indexing import getitem, scatter_add
 from .reduction import broadcast_to
-from .shape import concatenate, reshape, transpose
+from .shape import as_arrays, concatenate, reshape, transpose
 
 
 def _axes(name, axis, ndim):
@@ -78,7 +78,7 @@ def flip(x, axis=None):
 
 def stack(arrays, axis=0):
     """Arrays of one shape along a new axis."""
-    arrays = list(arrays)
+    arrays = as_arrays(arrays)
     if len({a.shape for a in arrays}) != 1:
         raise ValueError(f"stack: needs arrays of one shape, got {[a.shape for a in arrays]}")
     return concatenate([expand_dims(a, axis) for a in arrays], _axes("stack", axis, len(arrays[0].shape) + 1)[0])
@@ -98,6 +98,9 @@ def pad(x, pad_width, mode="constant", constant_values=0):
     shape = tuple(before + extent + after for extent, (before, after) in zip(x.shape, widths, strict=True))
     inside = tuple(slice(before, before + extent) for extent, (before, _) in zip(x.shape, widths, strict=True))
     out = scatter_add(x, inside, shape)
+    if xp.ndim(lower(constant_values)):
+        raise ValueError(f"pad: constant_values={constant_values!r}: one number for all sides; to pad with several, "
+                         "pad several times")
     if constant_values:
         frame = module_of(lower(x)).full(shape, constant_values, x.dtype)
         frame[inside] = 0

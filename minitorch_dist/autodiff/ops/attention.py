@@ -28,6 +28,7 @@ from ...backend import check_devices, finfo, is_floating, module_of, result_type
 from ..primitive import Primitive, bind, lower
 from .elementwise import astype, floats, greater, where
 from .fused import softmax
+from .indexing import numbers_in
 from .linalg import matmul
 from .random import dropout
 from .reduction import broadcast_to
@@ -252,6 +253,7 @@ def _mask_and_bias(attn_mask, query, shape):
     """(where a position may look, bool; what is added to its scores), each None where there is none."""
     if attn_mask is None:
         return None, None
+    attn_mask = xp.asarray(attn_mask) if isinstance(attn_mask, (list, tuple)) else attn_mask
     raw = lower(attn_mask)
     if raw.dtype != bool and not is_floating(raw.dtype):
         raise TypeError(f"attention: attn_mask of dtype {raw.dtype}; it must be bool, True where a position may look, "
@@ -283,7 +285,7 @@ def banded_attention(query, key, value, band, scale=None, mask=None, documents=N
 def numbered(documents, shape):
     """The numbers of documents as a bare array of int64. TypeError unless they are integers, ValueError unless of this
     shape."""
-    documents = lower(documents)
+    documents = numbers_in(documents)
     if documents.dtype.kind not in "iu":
         raise TypeError(f"documents of dtype {documents.dtype}; they must be integers, equal within a document")
     if tuple(documents.shape) != tuple(shape):

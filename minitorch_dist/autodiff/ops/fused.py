@@ -102,7 +102,7 @@ def linear_cross_entropy(x, weight, labels, ignore_index=None, shares=None):
     classes = weight.shape[0] if shares is None else shares.classes
     check_numbers("linear_cross_entropy", labels, classes, "labels", "classes", ignore_index)
     wide = state.autocast is not None
-    return bind(_tiled_xent, (x, weight), (to_device_of(labels, lower(x)), ignore_index, wide, shares))
+    return bind(_tiled_xent, (floats(x), weight), (to_device_of(labels, lower(x)), ignore_index, wide, shares))
 
 
 # ---------------------------------------------------------------- softmax
@@ -211,7 +211,7 @@ _gelu = Primitive("gelu", _gelu_forward, "x", "approximate", aux=True,
 def gelu(x, approximate="none"):
     """x·Φ(x), Φ the normal distribution; approximate="tanh": ½x(1 + tanh(√(2/π)(x + 0.044715 x³))), up to 5e-4 off and
     several times faster. Source: Hendrycks & Gimpel 2016."""
-    return bind(_gelu, (x,), (_by_tanh("gelu", approximate),))
+    return bind(_gelu, (floats(x),), (_by_tanh("gelu", approximate),))
 
 
 def _by_tanh(name, approximate):
@@ -289,4 +289,4 @@ def swiglu(gate, up):
     these two alone. ValueError for other shapes. Source: Shazeer 2020, "GLU variants improve transformer"."""
     if gate.shape != up.shape:
         raise ValueError(f"swiglu: gate {tuple(gate.shape)} and up {tuple(up.shape)} must have one shape")
-    return bind(_swiglu, (gate, up))
+    return bind(_swiglu, (floats(gate), floats(up)))

@@ -110,6 +110,12 @@ def _order(x, axis):
     return backend.argsort(x, axis)
 
 
+def _falling(x, axis):
+    """The integers that put a raw array's largest elements first, stable: read backwards twice. (In order of -x neither
+    unsigned integers nor the least of the others would stand where they belong.)"""
+    return x.shape[axis] - 1 - xp.flip(_order(xp.flip(x, axis), axis), axis)
+
+
 def _sort_forward(x, axis):
     order = _order(x, axis)
     return xp.take_along_axis(x, order, axis), order
@@ -218,13 +224,12 @@ def argsort(x, axis=-1):
 
 def topk(x, k, dim=-1, largest=True):
     """(values, indices) of the k largest (or smallest) elements along `dim`, best first, as in torch. Among equal ones
-    the first wins. Gradients go to the chosen elements; the indices have none."""
+    the first wins, and NaN is larger than all numbers. Gradients go to the chosen elements; the indices have none."""
     axis = _axis(dim, x.shape)
     k = whole("k", k)
     if not 0 <= k <= x.shape[axis]:
         raise ValueError(f"topk: k is {k}, but axis {dim} of {x.shape} has {x.shape[axis]} elements")
-    array = lower(x)
-    order = _order(-array if largest else array, axis)
+    order = (_falling if largest else _order)(lower(x), axis)
     indices = order[(slice(None),) * axis + (slice(0, k),)]
     return take_along_axis(x, indices, axis), constant(indices, x)
 
@@ -237,7 +242,7 @@ def one_hot(labels, num_classes, dtype=xp.float32):
     num_classes = whole("num_classes", num_classes)
     raw = numbers_in(labels)
     check_numbers("one_hot", raw, num_classes, "labels", "classes")
-    return constant((raw[..., None] == module_of(raw).arange(num_classes)).astype(dtype), labels)
+    return constant((raw[..., None] == module_of(raw).arange(num_classes)).astype(backend.as_dtype(dtype)), labels)
 
 
 def embedding(input, weight):
@@ -250,7 +255,10 @@ def embedding(input, weight):
 
 def numbers_in(x):
     """Integers as a raw array: of an array, a list, or a number."""
-    return xp.asarray(x) if isinstance(x, (list, tuple, int)) else lower(x)
+    if not isinstance(x, (list, tuple, int)):
+        return lower(x)
+    numbers = xp.asarray(x)
+    return numbers if numbers.size else numbers.astype(xp.intp)     # (of nothing NumPy makes float64)
 
 
 def check_numbers(name, numbers, count, what="numbers", kinds="rows", ignore=None):

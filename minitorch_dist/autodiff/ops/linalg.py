@@ -3,10 +3,10 @@
 import math
 
 from ... import backend, kernels
-from ..dispatch import binary
+from ..dispatch import binary, operand
 from ..primitive import LinearOp, Primitive, bind, place, state
 from .reduction import sum
-from .shape import reshape, swap_last
+from .shape import as_arrays, reshape, swap_last
 
 matmul_by_right = LinearOp("matmul(·, y)", lambda t, y: matmul(t, y), lambda c, y: matmul(c, swap_last(y)))
 matmul_by_left = LinearOp("matmul(x, ·)", lambda t, x: matmul(x, t), lambda c, x: matmul(swap_last(x), c))
@@ -18,7 +18,10 @@ _matmul = binary("matmul", backend.matmul, (matmul_by_right, "y"), (matmul_by_le
 def matmul(x, y):
     """x @ y in every rank that NumPy allows: (…, m, k) @ (…, k, n), leading axes broadcast; a
     vector on the left is a row, on the right a column, and the axis it lent is dropped again."""
-    left, right = len(x.shape), len(y.shape)
+    try:
+        left, right = len(x.shape), len(y.shape)
+    except AttributeError:      # lists, as NumPy takes them
+        return matmul(*as_arrays((operand("matmul", x, y), operand("matmul", y, x))))
     if left > 1 and right > 1:
         # One product of all rows instead of many small ones; what is cut over ranks puts its own rows together.
         if left > 2 and right == 2 and x.shape[-1] == y.shape[0] and not hasattr(x, "layout"):
@@ -37,11 +40,12 @@ def matmul(x, y):
 
 # ---------------------------------------------------------------- y = x Wᵀ + b, fused
 
-def check_linear(name, x, weight, bias):
+def check_linear(name, x, weight, bias=None):
     """ValueError unless the shapes of an op that begins with x Wᵀ + b fit."""
-    if len(x.shape) == 0 or x.shape[-1] != weight.shape[1] or bias.shape != weight.shape[:1]:
-        raise ValueError(f"{name}: x {x.shape}, weight {weight.shape} (out, in) and bias {bias.shape} (out) don't fit: "
-                         f"the last axis of x must be {weight.shape[-1]}")
+    if len(x.shape) == 0 or x.shape[-1] != weight.shape[-1] or bias is not None and bias.shape != weight.shape[:1]:
+        more = "" if bias is None else f" and bias {bias.shape} (out)"
+        raise ValueError(f"{name}: x {x.shape}, weight {weight.shape} (out, in){more} don't fit: the last axis of x "
+                         f"must be {weight.shape[-1]}")
 
 
 def linear_forward(x, weight, bias):
@@ -94,6 +98,7 @@ def linear(x, weight, bias=None):
     """
     if bias is not None:
         return bind(_linear, (x, weight, bias))
+    check_linear("linear", x, weight)
     if state.autocast is not None:      # the parameter itself is cast once; its transpose is a new array in each call
         weight = state.autocast.lowered(weight)
     return matmul(x, swap_last(weight))

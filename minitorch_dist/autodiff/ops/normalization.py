@@ -12,7 +12,7 @@ import math
 
 from ...backend import add_up, adds_in_float32, finfo, to_half, wholes, xp
 from ..primitive import Primitive, bind
-from .elementwise import rsqrt
+from .elementwise import floats, rsqrt
 from .reduction import mean, var
 from .shape import reshape
 
@@ -114,6 +114,7 @@ _rms_norm = Primitive("rms_norm", _rms_forward, "x weight", "n eps", aux=True,
 def rms_norm(x, normalized_shape, weight=None, eps=None):
     """x / sqrt(mean(x²) + eps) · weight over the last axes `normalized_shape`; eps defaults to the dtype's."""
     n = _trailing("rms_norm", x, normalized_shape, weight)
+    x = floats(x)
     return bind(_rms_norm, (x, weight), (n, float(finfo(x.dtype).eps if eps is None else eps)))
 
 

@@ -150,11 +150,18 @@ def swap_last(x):
 
 def concatenate(arrays, axis=0):
     """The arrays one after another along an axis that they already have."""
-    arrays = list(arrays)
+    arrays = as_arrays(arrays)
     if not arrays:
         raise ValueError("concatenate: needs at least one array")
     axis = one_axis("concatenate", axis, arrays[0].shape)
+    if len({len(a.shape) for a in arrays}) > 1:
+        raise ValueError(f"concatenate: arrays of shapes {[tuple(a.shape) for a in arrays]}; all need as many axes")
     return bind(_concatenate.of(len(arrays)), arrays, (tuple(a.shape[axis] for a in arrays), axis))
+
+
+def as_arrays(values):
+    """Arrays and traced values as they are, numbers and lists as arrays: a list."""
+    return [v if hasattr(v, "shape") else xp.asarray(v) for v in values]
 
 
 def one_axis(name, axis, shape):
