@@ -78,7 +78,7 @@ from .streams import (
     stream_key,
     uniform_of_draws,
 )
-from .wholes import is_whole, whole, wholes
+from .wholes import is_whole, number, whole, wholes
 
 __all__ = [
     "ARRAY_TYPES", "DEVICE_ARRAYS", "MOST", "STORED", "Draw", "Placeholder", "RandomState", "Recording", "Scope",

@@ -1,7 +1,9 @@
-"""Whole numbers as ints: NumPy's, and arrays of one without axes, are as good as Python's. One of NumPy's of 8 bits
-would overflow in the first product of two extents."""
+"""Numbers as Python's: NumPy's, and arrays of one without axes, are as good. A whole one of NumPy's of 8 bits would
+overflow in the first product of two extents, and a setting of float64 would make float64 of all that it meets."""
 
 from operator import index
+
+import numpy as np
 
 
 def is_whole(value):
@@ -33,3 +35,8 @@ def wholes(name, value):
         return (index(value),) if is_whole(value) else tuple(map(index, value))
     except TypeError:
         raise TypeError(f"{name}={value!r}: must be a whole number, or several") from None
+
+
+def number(value):
+    """A number of NumPy's as Python's, which takes the dtype of what it meets (NEP 50); anything else as it is."""
+    return value.item() if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 else value

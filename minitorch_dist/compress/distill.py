@@ -17,6 +17,7 @@ from ..autodiff import ops
 from ..autodiff.custom import stop_gradient
 from ..autodiff.modes import no_grad
 from ..autodiff.primitive import lower
+from ..backend import number
 from ..nn.loss import cross_entropy
 
 
@@ -35,6 +36,7 @@ def distillation_loss(student_logits, teacher_logits, temperature=4.0, labels=No
     the teacher's probabilities. d/dz_s = alpha · T · (softmax(z_s/T) - softmax(z_t/T)) + …; for high T, and logits that
     are 0 on average over N classes, this is alpha · (z_s - z_t) / N. ValueError for what doesn't fit.
     """
+    temperature, alpha = number(temperature), number(alpha)
     if student_logits.shape != teacher_logits.shape or not student_logits.shape:
         raise ValueError(f"distillation_loss: student's logits {student_logits.shape}, teacher's "
                          f"{teacher_logits.shape}: they must have one shape (…, classes)")

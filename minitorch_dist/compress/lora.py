@@ -35,7 +35,7 @@ from .. import backend
 from ..autodiff import ops
 from ..autodiff.modes import no_grad
 from ..autodiff.primitive import lower
-from ..backend import to_device_of, xp
+from ..backend import number, to_device_of, xp
 from ..nn.decoding import by_matrix
 from ..nn.layers import Dropout, Linear
 from ..nn.module import Module, Parameter
@@ -69,6 +69,7 @@ class Adapter:
         if self.rank < 1 or self.rank % 1:
             raise ValueError(f"lora: rank is {self.rank}; it must be a whole number, at least 1")
         object.__setattr__(self, "rank", int(self.rank))
+        object.__setattr__(self, "alpha", number(self.alpha))
         if not 0 <= self.dropout < 1:
             raise ValueError(f"lora: dropout is {self.dropout}; a probability to drop must be in [0, 1)")
         if not math.isfinite(self.alpha):

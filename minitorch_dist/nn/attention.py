@@ -5,7 +5,7 @@ import math
 from ..autodiff import ops
 from ..autodiff.modes import no_grad
 from ..autodiff.primitive import lower
-from ..backend import module_of, xp
+from ..backend import module_of, number, xp
 from . import init
 from .decoding import by_position
 from .layers import Dropout, Linear
@@ -102,7 +102,7 @@ class MultiHeadAttention(Module):
 
     def _scale(self):
         """What scores are multiplied by, in all."""
-        scale = 1 / math.sqrt(self.size) if self.scale is None else self.scale
+        scale = 1 / math.sqrt(self.size) if self.scale is None else number(self.scale)
         return scale if self.rotary is None else scale * self.rotary.factor
 
     def _check_whole(self, what):

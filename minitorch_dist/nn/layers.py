@@ -3,7 +3,7 @@
 import math
 
 from ..autodiff import ops
-from ..backend import whole, xp
+from ..backend import number, whole, xp
 from . import init
 from .loss import linear_cross_entropy
 from .module import Module, Parameter
@@ -75,7 +75,7 @@ class LeakyReLU(Module):
 
     def __init__(self, negative_slope=0.01):
         super().__init__()
-        self.negative_slope = negative_slope
+        self.negative_slope = number(negative_slope)
 
     def forward(self, x):
         return ops.relu(x) - self.negative_slope * ops.relu(-x)

@@ -32,7 +32,7 @@ from typing import NamedTuple
 from ..autodiff import ops
 from ..autodiff.modes import is_recomputing
 from ..autodiff.primitive import lower
-from ..backend import assign, is_whole, module_of, to_device_of, whole, wholes, xp, zeros_like
+from ..backend import assign, is_whole, module_of, number, to_device_of, whole, wholes, xp, zeros_like
 from . import init
 from .layers import Linear
 from .loss import log_sigmoid
@@ -333,12 +333,14 @@ class MoE(Module):
         group = whole("group", group) if is_whole(group) else group
         if group not in (None, "sequence") and not (is_whole(group) and group > 0):
             raise ValueError(f"MoE: group={group!r} must be a number of tokens, 'sequence', or None for all of a call")
-        self.k, self.capacity_factor, self.group, self.balance, self.z = k, capacity_factor, group, balance, z
+        self.k, self.capacity_factor, self.group, self.balance, self.z = k, capacity_factor, group, *map(
+            number, (balance, z))
         self.router = Linear(size, experts, bias=False, dtype=dtype,
                              weight_init=lambda shape, dtype: init.normal(shape, std, dtype))
         self.experts = Experts(experts, size, hidden, dtype, std, mlp)
         self.shared = Experts(1, size, shared * hidden, dtype, std, mlp) if shared else None
-        self.score, self.route_scale, self.nodes, self.sequence_balance = score, route_scale, nodes, sequence_balance
+        self.score, self.nodes = score, nodes
+        self.route_scale, self.sequence_balance = number(route_scale), number(sequence_balance)
         self.expert_bias = self.load = None
         if expert_bias:
             self.register_buffer("expert_bias", xp.zeros(experts, xp.float32))

@@ -34,7 +34,7 @@ from typing import NamedTuple
 from ..autodiff import ops
 from ..autodiff.ops.attention import numbered
 from ..autodiff.primitive import lower
-from ..backend import to_device_of, whole, xp
+from ..backend import number, to_device_of, whole, xp
 from . import init
 from .containers import ModuleList
 from .decoding import KeyValueCache, beginning, by_position, evaluating
@@ -140,7 +140,7 @@ def multi_token_loss(logits, targets=None, documents=None, weight=0.3, z_loss=0.
     main, *further = (ops.sum(scores) if targets is None else
                       cross_entropy(scores, targets_at(depth, targets, documents), "sum", z_loss=z_loss)
                       for depth, scores in enumerate(logits))
-    return main + weight / len(further) * sum(further[1:], further[0])
+    return main + number(weight) / len(further) * sum(further[1:], further[0])
 
 
 class Speculated(NamedTuple):

@@ -6,7 +6,7 @@ from ..autodiff import ops
 from ..autodiff.create import full
 from ..autodiff.modes import is_recomputing
 from ..autodiff.primitive import lower
-from ..backend import as_dtype, assign, is_short, weak, whole, wholes, xp
+from ..backend import as_dtype, assign, is_short, number, weak, whole, wholes, xp
 from .module import Module, Parameter, at_least_1
 
 
@@ -91,7 +91,7 @@ class BatchNorm(Module):
     def __init__(self, num_features, eps=1e-5, momentum=0.1, dtype=xp.float32):
         super().__init__()
         num_features = whole("num_features", num_features)
-        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        self.num_features, self.eps, self.momentum = num_features, number(eps), number(momentum)
         dtype = as_dtype(dtype)
         self.weight = Parameter(xp.ones(num_features, dtype))
         self.bias = Parameter(xp.zeros(num_features, dtype))

@@ -16,7 +16,7 @@ Rafailov et al. 2023, "Direct preference optimization".
 
 from ..autodiff import ops
 from ..autodiff.primitive import lower
-from ..backend import module_of, xp
+from ..backend import module_of, number, xp
 from .loss import _reduced, cross_entropy, log_sigmoid
 
 EPSILON = 1e-4      # added to a group's standard deviation, as TRL does
@@ -69,7 +69,7 @@ def grpo_loss(log_probs, old, advantages, counted, reference=None, clip_low=0.2,
     reduction   "sum", to be divided by the number of counted tokens of the GLOBAL batch, or "none", (n, time)
     ValueError where shapes differ.
     """
-    clip_high = clip_low if clip_high is None else clip_high
+    clip_low, clip_high, beta = map(number, (clip_low, clip_low if clip_high is None else clip_high, beta))
     old, advantages, counted = lower(old), lower(advantages), lower(counted)
     others = [old, counted] + ([] if reference is None else [lower(reference)])
     if any(x.shape != log_probs.shape for x in others) or advantages.shape != log_probs.shape[:1]:
@@ -107,4 +107,4 @@ def dpo_loss(chosen, rejected, reference_chosen, reference_rejected, beta=0.1, r
         raise ValueError(f"dpo_loss: chosen, rejected and their references must have one shape, not "
                          f"{', '.join(map(str, shapes))}")
     margin = (chosen - lower(reference_chosen)) - (rejected - lower(reference_rejected))
-    return _reduced(-log_sigmoid(beta * margin), reduction)
+    return _reduced(-log_sigmoid(number(beta) * margin), reduction)

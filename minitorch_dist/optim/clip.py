@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..autodiff.writes import wrote
-from ..backend import device_of, module_of, to, xp
+from ..backend import device_of, module_of, number, to, xp
 from ..divergence import Diverged, quiet
 from ..flat import ALIGN, BLOCK, flat_buffers, round_up
 from .optimizer import tensors
@@ -235,7 +235,7 @@ def clip_stages(stages, max_norm, comm=None, error_if_nonfinite=True):
             whole = len(segments) == len(flat.segments)
             for start, stop in [(0, segments[-1].end)] if whole else [(s.start, s.stop) for s in segments]:
                 part = flat.grads[start:stop]
-                part *= max_norm / (norm + 1e-6)      # torch's epsilon
+                part *= number(max_norm) / (norm + 1e-6)        # torch's epsilon
                 wrote(part, "clip_grad_norm_")
     return norm
 

@@ -8,7 +8,7 @@ from .. import ledger
 from ..autodiff.primitive import lower
 from ..autodiff.tensor import Tensor
 from ..autodiff.writes import wrote
-from ..backend import TILE, device_of, module_of, refuse_in_graph, to, to_device_of, xp, zeros_like
+from ..backend import TILE, device_of, module_of, number, refuse_in_graph, to, to_device_of, xp, zeros_like
 from ..flat import flat_buffers
 from ..torch_names import NAMES, tell
 from .packed import Packed, arrays_of, values_of
@@ -108,7 +108,7 @@ class Optimizer:
             raise TypeError(f"{type(self).__name__}: {name} is a tensor; it must be a number: float({name})")
         if isinstance(value, (tuple, list)):
             return tuple(self._as_number(name, each) for each in value)
-        return value.item() if isinstance(value, (xp.generic, xp.ndarray)) and value.size == 1 else value
+        return number(value)
 
     def _settle(self):
         """Make empty state where the parameters live now, an entry per flat buffer, state_bits, and names of state; an

@@ -1,10 +1,14 @@
-"""NumPy's whole numbers are as good as Python's wherever a public function or a layer takes one."""
+"""NumPy's numbers are as good as Python's wherever a public function or a layer takes one: whole ones, and settings."""
 
 import numpy as np
 import pytest
 
 import minitorch_dist as mt
-from minitorch_dist import nn
+from minitorch_dist import nn, optim
+from minitorch_dist.autodiff.primitive import lower
+from minitorch_dist.autodiff.tree import flatten
+from minitorch_dist.compress import distill, lora
+from minitorch_dist.nn import preference
 
 X = np.arange(24.0).reshape(2, 3, 4)
 IMAGES = np.linspace(-1, 1, 2 * 4 * 6 * 6).reshape(2, 4, 6, 6)
@@ -192,3 +196,59 @@ def test_labels_may_be_lists_and_numbers():
     for call in (lambda: nn.cross_entropy(logits, [0.0, 1.0, 2.0, 3.0]), lambda: table([0.5])):
         with pytest.raises(TypeError, match="they must be integers"):
             call()
+
+
+ROWS = np.linspace(-2, 3, 24, dtype=np.float32).reshape(6, 4)
+HEADS = np.sin(np.arange(24, dtype=np.float32)).reshape(1, 2, 3, 4)
+LABELS = np.array([0, 1, 2, 3, 0, 1])
+
+
+def evaluated(layer):
+    layer(ROWS)
+    return layer.eval()(ROWS), layer.running_mean, layer.running_var
+
+
+def attending(layer, scale):
+    layer.scale = scale
+    return layer(mt.tensor(ROWS[None]), mask=np.zeros((6, 6), np.float32))
+
+
+def clipped(most):
+    p = mt.tensor(ROWS, requires_grad=True)
+    p.grad = mt.tensor(ROWS)
+    optim.clip_grad_norm_([p], most)
+    return p.grad
+
+
+# What is called, with f for each setting.
+SETTINGS = {
+    "LeakyReLU": lambda f: nn.LeakyReLU(f(0.1))(ROWS), "Dropout": lambda f: nn.Dropout(f(0.3))(ROWS),
+    "BatchNorm": lambda f: evaluated(nn.BatchNorm(4, f(1e-3), f(0.3))),
+    "LayerNorm": lambda f: nn.LayerNorm(4, f(1e-3))(ROWS), "RMSNorm": lambda f: nn.RMSNorm(4, f(1e-3))(ROWS),
+    "GroupNorm": lambda f: nn.GroupNorm(2, 4, f(1e-3))(ROWS),
+    "attention": lambda f: mt.scaled_dot_product_attention(HEADS, HEADS, HEADS, scale=f(0.3)),
+    "attention's definition": lambda f: mt.jvp(lambda q: mt.scaled_dot_product_attention(q, q, q, scale=f(0.3)),
+                                               (HEADS,), (HEADS,)),
+    "MultiHeadAttention": lambda f: attending(nn.MultiHeadAttention(4, 2, rotary=True), f(0.3)),
+    "cross_entropy": lambda f: nn.cross_entropy(mt.tensor(ROWS), LABELS, label_smoothing=f(0.1)),
+    "distillation": lambda f: distill.distillation_loss(mt.tensor(ROWS), ROWS[::-1], f(3.0), LABELS, f(0.3)),
+    "lora": lambda f: lora.add(nn.Sequential(nn.Linear(4, 4)), alpha=f(16), targets="*")(mt.tensor(ROWS)),
+    "MoE": lambda f: nn.MoE(4, 8, 4, capacity_factor=f(1.25), balance=f(0.1), z=f(0.3), route_scale=f(1.5),
+                            sequence_balance=f(0.2))(mt.tensor(ROWS[None])),
+    "grpo_loss": lambda f: preference.grpo_loss(mt.tensor(ROWS), ROWS * 0.9, ROWS[:, 0], ROWS > -1, ROWS * 1.1, f(0.2),
+                                                f(0.3), f(0.1)),
+    "dpo_loss": lambda f: preference.dpo_loss(*[mt.tensor(ROWS[:, i]) for i in range(4)], f(0.3)),
+    "multi_token_loss": lambda f: nn.multi_token_loss([mt.tensor(ROWS), mt.tensor(2 * ROWS)], weight=f(0.3)),
+    "clip_grad_norm_": lambda f: clipped(f(1.7)),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_of_float64_leaves_the_dtype_and_the_bits(name):
+    def found(kind):
+        mt.manual_seed(0)
+        return [np.asarray(lower(leaf)) for leaf in flatten(SETTINGS[name](kind))[0]]
+    expected = found(float)
+    for one, other in zip(found(np.float64), expected, strict=True):
+        assert one.dtype == other.dtype == np.float32
+        np.testing.assert_array_equal(one, other)

@@ -24,7 +24,7 @@ import math
 import operator
 
 from ... import backend
-from ...backend import check_devices, finfo, is_floating, module_of, result_type, whole, xp
+from ...backend import check_devices, finfo, is_floating, module_of, number, result_type, whole, xp
 from ..primitive import Primitive, bind, lower
 from .elementwise import astype, floats, greater, where
 from .fused import softmax
@@ -276,7 +276,7 @@ def banded_attention(query, key, value, band, scale=None, mask=None, documents=N
                      sinks=None):
     """The same for any band, unchecked; documents: the queries' numbers and the sources', int64; bias: floats, added to
     the scores; dropped: what drops weights; sinks: (heads,)."""
-    scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
+    scale = 1 / math.sqrt(query.shape[3]) if scale is None else number(scale)
     if bias is not None or dropped is not None or sinks is not None:
         return _definition(query, key, value, mask, documents, band, scale, bias, dropped, sinks)
     return bind(_attention, (query, key, value), (mask, documents, band, scale))
