@@ -35,7 +35,7 @@ from .. import backend
 from ..autodiff import ops
 from ..autodiff.modes import no_grad
 from ..autodiff.primitive import lower
-from ..backend import number, to_device_of, xp
+from ..backend import in_float32, number, to_device_of, xp
 from ..nn.decoding import by_matrix
 from ..nn.layers import Dropout, Linear
 from ..nn.module import Module, Parameter
@@ -138,7 +138,8 @@ class LoRALinear(Module):
         dtype = self.lora_A.dtype
         with no_grad():
             whole = self.weight.dequantize(dtype) if isinstance(self.weight, NF4Weight) else lower(self.weight)
-            values = whole + self.adapter.scale * backend.matmul(lower(self.lora_B), lower(self.lora_A))
+            values = in_float32(lambda w, a, b: w + self.adapter.scale * backend.matmul(b, a), whole,
+                                lower(self.lora_A), lower(self.lora_B))
         linear._register(linear._parameters, "weight", Parameter(values, requires_grad=False))
         linear._register(linear._parameters, "bias", self.bias)
         linear.training = self.training

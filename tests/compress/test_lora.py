@@ -173,6 +173,19 @@ def test_merged_is_a_plain_model_and_back(quantize):
         lora.unmerge(m)
 
 
+@pytest.mark.parametrize("dtype", [mt.bfloat16, np.float16], ids=["bfloat16", "float16"])
+def test_merged_in_16_bits_is_rounded_once(dtype):
+    m = moved(lora.add(linear().to(dtype), RANK, ALPHA, targets="*"))
+    w, a, b = (np.float64(lower(p).astype(np.float32)) for p in (m.weight, m.lora_A, m.lora_B))
+    bits = lower(m.weight).copy()
+    merged = lora.merge(m)
+    assert merged.weight.dtype == merged.bias.dtype == dtype
+    np.testing.assert_array_equal(lower(merged.weight), np.float32(w + ALPHA / RANK * b @ a).astype(dtype))
+    back = lora.unmerge(merged)
+    assert back.weight.dtype == back.lora_A.dtype == dtype
+    np.testing.assert_array_equal(lower(back.weight), bits)
+
+
 @pytest.mark.parametrize("quantize", [None, "nf4"])
 def test_what_is_cast_while_it_is_merged_comes_back_cast(quantize):
     m = moved(lora.add(gpt(), quantize=quantize))
