@@ -2,7 +2,7 @@
 
 from exercises.frame import Check
 
-from . import disk, drawing, places, shares, shuffles
+from . import disk, drawing, events, places, shares, shuffles
 
 
 class Read(Check):
@@ -64,3 +64,17 @@ class Where(Check):
 
     def picture(self, runs, path):
         return drawing.run(*runs[1][-1], path)
+
+
+class Ahead(Check):
+    exercise = "25.5"
+    demands = events.DEMANDS
+
+    def cases(self, rng, ranks):
+        return events.cases(rng)
+
+    def truth(self, case):
+        return {}       # what happens in which order: the demands judge
+
+    def picture(self, runs, path):
+        return drawing.ahead(*runs[1][-1], path)

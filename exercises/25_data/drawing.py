@@ -88,3 +88,20 @@ def run(case, got, path):
             f"the "
             f"end. Taken up at step {case['begin']} by {case['size']} ranks, the losses are the same: max |Δ| = "
             f"{off:.1e}")
+
+
+def ahead(case, got, path):
+    """25.5: reads and steps by the clock, and how long the same would have taken one after the other."""
+    spans = {who: np.array([[begin, end] for name, begin, end in got["spans"] if name == who]) * 1e3
+             for who in ("step", "read")}
+    figure, axes = canvas(size=(9.2, 2.6))
+    for row, (times, color) in enumerate(zip(spans.values(), COLORS, strict=False)):
+        axes.barh([row] * len(times), times[:, 1] - times[:, 0], left=times[:, 0], color=color, edgecolor="white")
+        for number, (begin, end) in enumerate(times):
+            axes.text((begin + end) / 2, row, number, ha="center", va="center", color="white", size=8)
+    axes.set(xlim=(0, None), yticks=[0, 1], yticklabels=["the loop: steps", "the thread: reads"], xlabel="ms")
+    axes.grid(False)
+    save(figure, path)
+    alone = sum((times[:, 1] - times[:, 0]).sum() for times in spans.values())
+    return (f"{len(spans['step'])} steps with {case['depth']} batches read ahead took {spans['step'].max():.0f} ms; "
+            f"reads and steps one after the other would have taken {alone:.0f} ms")

@@ -253,6 +253,13 @@ def test_values_of_every_kind_travel(tmp_path):
     assert [repr(found[0]), repr(found[1])] == ["an object of type object", "an object of type ndarray of dtype object"]
 
 
+def test_threads_that_never_end_hold_up_nobody(tmp_path):
+    source = ("import threading\ndef f(x):\n    lock = threading.Lock()\n    lock.acquire()\n"
+              "    threading.Thread(target=lock.acquire).start()\n    print('said')\n    return x\n")
+    launched = run(tmp_path, source, limit=1.0)
+    assert launched.failure is None and launched.printed == [["said"]]
+
+
 # ---------------------------------------------------------------- seeds, slots, course
 
 class Coin(Check):

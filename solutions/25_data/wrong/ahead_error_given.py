@@ -1,0 +1,35 @@
+# 25.5: raises KeyError, and next gives KeyError. The error is to come out in place of that batch
+import queue
+import threading
+
+
+def ahead(batches, depth):
+    found, room, left, end = queue.SimpleQueue(), threading.Semaphore(depth), threading.Event(), object()
+
+    def read():
+        batch = None
+        while batch is not end:
+            room.acquire()
+            if left.is_set():
+                return
+            try:
+                batch, error = next(batches, end), None
+            except BaseException as problem:
+                batch, error = end, problem
+            found.put((batch, error))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        while True:
+            batch, error = found.get()
+            if error is not None:
+                batch = error
+            elif batch is end:
+                return
+            room.release()
+            yield batch
+    finally:
+        left.set()
+        room.release()
+        thread.join()

@@ -1,0 +1,33 @@
+# 25.5: and is taken for the end
+import queue
+import threading
+
+
+def ahead(batches, depth):
+    found, room, left, end = queue.SimpleQueue(), threading.Semaphore(depth), threading.Event(), object()
+
+    def read():
+        while True:
+            room.acquire()
+            if left.is_set():
+                return
+            try:
+                found.put((next(batches, end), None))
+            except BaseException as error:
+                found.put((end, error))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        while True:
+            batch, error = found.get()
+            if error is not None:
+                raise error
+            if not isinstance(batch, __import__('numpy').ndarray) and not batch or batch is end:
+                return
+            room.release()
+            yield batch
+    finally:
+        left.set()
+        room.release()
+        thread.join()

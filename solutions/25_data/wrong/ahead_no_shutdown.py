@@ -1,0 +1,12 @@
+# 25.5: begins after the end came out
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+
+
+def ahead(batches, depth):
+    end, pool = object(), ThreadPoolExecutor(1)
+    if True:
+        waiting = deque(pool.submit(next, batches, end) for _ in range(depth))
+        while (batch := waiting.popleft().result()) is not end:
+            waiting.append(pool.submit(next, batches, end))
+            yield batch
