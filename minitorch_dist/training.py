@@ -301,7 +301,7 @@ def save_parameters(path, model):
     over ranks: its state here is a part; and for bfloat16, which NumPy can't store."""
     if is_cut(model):
         raise ValueError(f"save_parameters: this rank has parts of the model only, and {path} would lack the others: "
-                         "save a checkpoint, or load tensor_parallel.full_state_dict(model) into a whole model")
+                         "save a checkpoint, or load parallel.tensor.full_state_dict(model) into a whole model")
     if odd := [name for name, array in model.state_dict().items() if backend.is_bfloat16(array.dtype)]:
         raise ValueError(f"save_parameters: {odd[0]} is bfloat16, which an .npz file would lose: save a checkpoint, or "
                          "model.to(np.float32)")

@@ -323,7 +323,7 @@ def merge(model):
     layers = {id(m): m for m in model.modules() if isinstance(m, LoRALinear)}
     if cut := [path for path, m in model.named_modules() if isinstance(getattr(m, "product", None), AdaptedPart)]:
         raise ValueError(f"lora.merge: {', '.join(cut[:4])}: cut by tensor parallelism. Merge a whole model, with "
-                         "adapters of its own, that has loaded what tensor_parallel.full_state_dict(model) gives")
+                         "adapters of its own, that has loaded what parallel.tensor.full_state_dict(model) gives")
     if not layers:
         raise ValueError("lora.merge: the model has no adapters")
     return replaced(model, {key: layer.merged() for key, layer in layers.items()})

@@ -164,7 +164,7 @@ def check_whole(model, what):
     """ValueError where ranks hold parts of the model, of which `what` can't make anything."""
     if cut := [name for name, m in model.named_modules() if getattr(type(m), "is_part", False)]:
         raise ValueError(f"{what}: of {', '.join(cut[:4])} this rank has a part only: take a whole model, with "
-                         "model.load_state_dict(tensor_parallel.full_state_dict(cut_model))")
+                         "model.load_state_dict(parallel.tensor.full_state_dict(cut_model))")
     if cut := list(annotated(model)):
         raise ValueError(f"{what}: of {', '.join(cut[:4])}, which lies on a mesh, this rank has a part only: take a "
                          "whole model, with model.load_state_dict(annotate.full_state_dict(cut_model))")

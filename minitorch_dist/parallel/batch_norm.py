@@ -36,7 +36,7 @@ class OverRanks:
 
 def other_buffers(module):
     """The names of the buffers that nobody keeps alike on all ranks: those of BatchNorm are, and experts' biases
-    (expert_bias.py)."""
+    (experts/expert_bias.py)."""
     kept = {id(b) for m in module.modules() if isinstance(m, (BatchNorm, MoE)) for b in m._buffers.values()}
     return [name for name, b in module.named_buffers() if id(b) not in kept]
 

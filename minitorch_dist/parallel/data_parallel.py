@@ -44,7 +44,8 @@ class DistributedDataParallel(ReducingModule):
     names. Call zero_grad() before each step: a second backward onto sums raises RuntimeError. Wrap a model when it is
     complete: one whose parameters or modules have been exchanged since raises RuntimeError in forward. It is wrapped
     once, and neither copied nor pickled with its wrapper: `module` can be. Experts that are divided over some of the
-    ranks (moe.py) have their gradients summed over those that hold the same; all of these ranks must be in `comm`.
+    ranks (experts/moe.py) have their gradients summed over those that hold the same; all of these ranks must be in
+    `comm`.
     """
 
     def __init__(self, module, comm=None, bucket_cap_mb=25, first_bucket_mb=1, broadcast_buffers=True, exact=False,

@@ -6,7 +6,8 @@ Three kinds of encodings, each of one parameter's update H (what training has ad
   which point it is. `project` is the orthogonal projection, which local training applies to each gradient.
 - *sketched*: the client trains freely, and H is rounded and thinned out at random, so that the mean of what can come
   out is H itself: over many clients the errors average away.
-- *rounded to nearest*: nothing is drawn, and what is lost is lost. fully_shard's messages can be that (few_bits.py).
+- *rounded to nearest*: nothing is drawn, and what is lost is lost. fully_shard's messages can be that
+  (fsdp/few_bits.py).
 
     encoding                        bytes for n × m float32 (biases and norms travel whole)
     Whole()                         4·n·m

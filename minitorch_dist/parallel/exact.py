@@ -12,8 +12,8 @@ along the same balanced binary tree,
 whoever holds which leaf: inside a rank by a binary counter of partial sums,
 across ranks by exchanging with rank XOR 1, 2, 4 …
 
-Experts that are divided over ranks (moe.py) get rows of several ranks' micro-shards at once. They multiply each rank's
-by themselves, as one process does, and what a parameter gets from each is a leaf (Sources).
+Experts that are divided over ranks (experts/moe.py) get rows of several ranks' micro-shards at once. They multiply each
+rank's by themselves, as one process does, and what a parameter gets from each is a leaf (Sources).
 """
 
 from ..autodiff import ops

@@ -14,7 +14,7 @@ from .same_model import broadcast
 
 def full_state_dict(model):
     """The state dict of the module inside on rank 0; {} on the others. Where parallelize_module has cut that, these are
-    its parts: tensor_parallel.full_state_dict has them together."""
+    its parts: tensor.full_state_dict has them together."""
     _check(model, "full_state_dict")
     found = {}
     for unit in model.units:

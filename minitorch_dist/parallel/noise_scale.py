@@ -56,8 +56,8 @@ class GradientNoiseScale:
 
     A batch of several samples must have two backward passes at least, on all ranks together: else update raises
     ValueError on all of them.
-    ValueError for parameters on a mesh (annotate.py), and for experts or sequences that are divided over ranks with
-    samples of their own, where a pass's gradient isn't that of the rank's samples alone. (Nor is it in
+    ValueError for parameters on a mesh (sharding/annotate.py), and for experts or sequences that are divided over ranks
+    with samples of their own, where a pass's gradient isn't that of the rank's samples alone. (Nor is it in
     a pipeline's stages, whose micro-batches can't be told of: their second backward raises.)
 
     A step costs a pass over the gradients per backward, and an all-reduce of three numbers, with the norm of the whole

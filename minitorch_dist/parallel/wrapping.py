@@ -1,7 +1,8 @@
 """Which models can be wrapped, and for which ranks; and what DistributedDataParallel and fully_shard have in common.
 
-A model may say of itself that it isn't whole on each rank: parameters that lie on a mesh (annotate.py), modules that
-are `divided_over` ranks with samples of their own (moe.py, context/context.py), a wrapper that reduces gradients.
+A model may say of itself that it isn't whole on each rank: parameters that lie on a mesh (sharding/annotate.py),
+modules that are `divided_over` ranks with samples of their own (experts/moe.py, context/context.py), a wrapper that
+reduces gradients.
 """
 
 from contextlib import contextmanager, nullcontext
@@ -120,7 +121,7 @@ class ReducingModule(Module):
 
 def divided(module):
     """[(path, module)] of those that say they are `divided_over` ranks which have samples, or parts of them, of their
-    own: experts (moe.py), and what shares sequences (context/context.py), which has no parameters."""
+    own: experts (experts/moe.py), and what shares sequences (context/context.py), which has no parameters."""
     return [(path, m) for path, m in module.named_modules() if hasattr(m, "divided_over") and m.divided_over.size > 1]
 
 
@@ -179,7 +180,7 @@ def check_rows(model, batch, rows, world):
 
 
 def annotated(module):
-    """{name: Sharded} of the parameters that lie on a mesh (annotate.py)."""
+    """{name: Sharded} of the parameters that lie on a mesh (sharding/annotate.py)."""
     return {f"{path}.{name}".lstrip("."): getattr(m, name) for path, m in module.named_modules()
             for name in m._parameters if hasattr(getattr(m, name), "comms")}
 

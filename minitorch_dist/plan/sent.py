@@ -118,7 +118,7 @@ def tensor_parallel(job, place, stages):
     Attention by latents sums the gradients of latents and of the key instead of its input's (parallel/tensor/heads.py).
     With sequence parallelism each becomes an all-gather and a reduce-scatter; with "regather" backward gathers the
     inputs of column-parallel matrices once more; experts take whole sequences, by an all-gather forward and one
-    backward. Gradients of norms and of row-parallel biases are summed, those of positions gathered (parallel/
+    backward. Gradients of norms and of row-parallel biases are summed, those of positions gathered (parallel/tensor/
     sequence_parallel.py). Gradients of norms of queries and keys are summed in any case.
     """
     blocks, first, last = sum(len(s[0]) for s in stages), any(s[1] for s in stages), any(s[2] for s in stages)

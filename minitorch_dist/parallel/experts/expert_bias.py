@@ -14,7 +14,7 @@ them alike, to the last bit, and nobody broadcasts them. They are buffers, saved
 aren't, so save after update(). A step that is given up half-way has been counted all the same: before going back to a
 checkpoint, update(model, speed=0) forgets it.
 
-Workers that train apart (diloco.py) have to share their biases as well: let all of them call update(model,
+Workers that train apart (local_sgd/diloco.py) have to share their biases as well: let all of them call update(model,
 comm=all_ranks) whenever they have met, instead of each after its own steps. A parameter server's workers can't: they
 make steps at their own pace.
 Source: Wang et al. 2024, "Auxiliary-loss-free load balancing strategy for mixture-of-experts", algorithm 1.

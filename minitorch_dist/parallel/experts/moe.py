@@ -22,7 +22,7 @@ and each expert's over those along dp, which hold the same: its tokens from alon
 DataParallel, wrapped around ALL these ranks, does both; around a part of ep's ranks it raises, and so does training
 without. fully_shard(model, mesh["dp", "ep"]) cuts as well: experts over those along dp, all else over all ranks. With
 exact=True both give one process's bits: rows of each rank are multiplied by themselves, and what experts get from each
-is a leaf of exact mode's tree (exact.py), in n gradient buffers instead of one.
+is a leaf of exact mode's tree (parallel/exact.py), in n gradient buffers instead of one.
 All ranks along ep go through the layer together, in evaluation too, and where there is a capacity with equally many
 tokens: else a MismatchError; data.Loader(…, drop_last=True) leaves an uneven last batch out. Shared experts stay whole
 on each rank, as the router does, and biases (expert_bias.py) are the same on all.

@@ -20,7 +20,7 @@ after it; and again in backward, where the next unit's travel meanwhile:
 With `shard_over` N are those ranks, which share a copy of the state; the copies' gradients are added up (hybrid.py).
 With reshard_after_forward=g backward gathers from g neighbours (hybrid.py), and mp_policy may have all of it sent in 8
 and 4 bits (few_bits.py): ZeRO++.
-Of experts that are divided over ranks (moe.py) they are those that hold the same.
+Of experts that are divided over ranks (experts/moe.py) they are those that hold the same.
 
 Sources: Rajbhandari et al. 2020, "ZeRO"; Zhao et al. 2023, "PyTorch FSDP".
 """
@@ -132,7 +132,7 @@ class FullySharded(ReducingModule):
                              "experts, whose neighbours have others: take True or False")
 
     def grid_of(self, tensor):
-        """The Grid of a parameter or a buffer of the module: of an expert's share (moe.py) another one."""
+        """The Grid of a parameter or a buffer of the module: of an expert's share (experts/moe.py) another one."""
         return self.apart.get(id(tensor), self.grid)
 
     def _make_units(self, groups, cut):

@@ -25,8 +25,8 @@ backward from g neighbours alone, who have kept 1/g of them each ("hpZ"):
     node,gpu      2ψ · (N-1)/N: forward's gather, gradients       0
     gpu           ψ · (g-1)/g: backward's gather                  ψ/g
 
-Experts that are divided over ranks (moe.py) have a grid of their own. A share of them has its whole gradient when those
-who hold the same have added up theirs, and it is these over whom it is cut:
+Experts that are divided over ranks (experts/moe.py) have a grid of their own. A share of them has its whole gradient
+when those who hold the same have added up theirs, and it is these over whom it is cut:
 
     mesh = DeviceMesh(dp=2, ep=2)                               dp \\ ep   0         1
     parallelize_module(gpt, mesh["ep"], moe.plan_of(gpt))       0         A₀   b    C₀   d      A: half of the experts

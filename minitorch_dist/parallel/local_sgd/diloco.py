@@ -27,7 +27,7 @@ they are on their way while τ more inner steps are made; and outer gradients ar
 Sources: Stich 2019, "Local SGD converges fast and communicates little"; Douillard et al. 2023, "DiLoCo: distributed
 low-communication training of language models" (AdamW inside, Nesterov's momentum outside); Douillard et al. 2025,
 "Streaming DiLoCo with overlapping communication" (fragments, overlap, merging, E3M0). Weights by samples are federated
-averaging's (federated.py); how E3M0 is scaled and rounded is this project's choice (encodings.py).
+averaging's (federated.py); how E3M0 is scaled and rounded is this project's choice (parallel/encodings.py).
 """
 
 import math
@@ -72,7 +72,7 @@ class DiLoCo:
     overlap    τ, inner steps from sending a fragment to taking what has come of it, below every
     mix        what a worker has then: (1 - mix) · its own values + mix · the common ones. 1 forgets what it has done
                meanwhile, and on how many samples; 0.5 is the mean of both
-    encoding   of the differences: None (as they are), Sketch or E3M0 of encodings.py
+    encoding   of the differences: None (as they are), Sketch or E3M0 of parallel/encodings.py
     exact      add differences up along the balanced tree of exact mode, for a power of two of workers
     seed       of the encoding's random rounding
 
@@ -135,8 +135,9 @@ class DiLoCo:
                 raise ValueError(f"DiLoCo: the model is shared by ranks {shared}, which are workers of their own: wrap "
                                  'or cut it over the ranks of one worker, as in mesh["dp"] beside mesh["workers"]')
         if found := list(annotated(model)):
-            raise ValueError(f"DiLoCo: {', '.join(found[:4])} of this model lies on a mesh (annotate.py), and has no "
-                             "part that could be averaged alone: cut the model by parallelize_module or fully_shard")
+            raise ValueError(f"DiLoCo: {', '.join(found[:4])} of this model lies on a mesh "
+                             "(parallel/sharding/annotate.py), and has no part that could be averaged alone: cut the "
+                             "model by parallelize_module or fully_shard")
         if found := batch_norm.layers(model):
             raise ValueError(f"DiLoCo: the model has {len(found)} BatchNorm, whose statistics nobody averages: take "
                              "LayerNorm")

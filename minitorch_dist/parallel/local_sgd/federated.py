@@ -3,7 +3,7 @@
     each round, a server with values w
         draws some of the clients, and sends them w                      ψ numbers down to each
         client k trains on its own n_k samples: w → w_k                  E epochs of SGD, in batches of B
-        receives w_k - w, perhaps in few bits (encodings.py)      what the message takes up
+        receives w_k - w, perhaps in few bits (parallel/encodings.py)   what the message takes up
         w += Σ n_k/n (w_k - w),  n = Σ n_k
 
 With one epoch, a batch of all of a client's samples, and all clients, that is one step of gradient descent on all data
@@ -11,7 +11,7 @@ together (FederatedSGD); with more epochs per round the same accuracy takes fewe
 part too far: where each has a few classes only, they do.
 
 The ranks of a communicator share the clients of a round, and all have the same model. The updates are added along a
-balanced binary tree over the clients (exact.py): the curve has the same bits on 1, 2, 4 … ranks.
+balanced binary tree over the clients (parallel/exact.py): the curve has the same bits on 1, 2, 4 … ranks.
 
 Source: McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data". With an
 optimizer at the server: Reddi et al. 2021, "Adaptive federated optimization".
@@ -111,7 +111,7 @@ class FederatedAveraging:
     epochs      E, local epochs
     batch_size  B, of local steps; None: all of a client's samples (with epochs=1 that is FederatedSGD)
     lr          of local SGD
-    encoding    of the updates: see encodings.py
+    encoding    of the updates: see parallel/encodings.py
     server      None, or an optimizer of the model's parameters, which takes -Σ n_k/n (w_k - w) for a gradient; SGD with
                 lr=1 is FedAvg
     comm        whose ranks share the clients of a round; a power of two (default: all ranks)

@@ -192,8 +192,8 @@ def in_full(exact):
 
 
 def encoded(encoding, seed):
-    """send(fragment): each worker sends its message (encodings.py) to all others, and adds up what all have sent, in
-    the order of the workers: the same bits everywhere, and one rounding per worker."""
+    """send(fragment): each worker sends its message (parallel/encodings.py) to all others, and adds up what all have
+    sent, in the order of the workers: the same bits everywhere, and one rounding per worker."""
     def send(fragment):
         comm, flat = fragment.comm, fragment.flat
         segments = dict(zip(fragment.names, flat.segments, strict=True))

@@ -4,7 +4,7 @@
 
 Parameters and random numbers keep the names that they have in the GPT: curves are those of one process, and
 checkpoints go from one to the other. Where the output layer is tied to the embedding, the first stage and the last
-have it (tied.py).
+have it (parallel/tied.py).
 """
 
 from ...nn.module import Module

@@ -25,8 +25,8 @@ Where a schedule cuts backward in two (zb_h1), the gradient of a stage's input i
 gradients of weights are made later, without doing anything twice (autodiff/input_first.py). The first stage sends none:
 all of its backward is in W.
 
-Where it combines a forward with a backward (dual_pipe_v), the two take turns at their all-to-alls (turns.py); the
-forward begins.
+Where it combines a forward with a backward (dual_pipe_v), the two take turns at their all-to-alls
+(parallel/turns.py); the forward begins.
 
 A step of training ends for all ranks together. run() returns the mean loss everywhere, by a broadcast, for which ranks
 that are through wait for the others; only then come the norm for clipping, a GradScaler's agreement, the optimizer. So
@@ -88,7 +88,7 @@ def balanced(costs, parts):
 def cut_sequential(model, stages, costs=None):
     """A Sequential as a list of so many Stages, one after another. Their layers keep their names, so that all
     parameters are called as they were, and random numbers, which are keyed by names, are the same. A stage that shares
-    a parameter with an earlier one is a copy (tied.py).
+    a parameter with an earlier one is a copy (parallel/tied.py).
 
     costs   what each layer costs (default: its number of parameters, at least 1)
     """
@@ -151,8 +151,8 @@ class Pipeline:
     live       the greatest number of micro-batches (of a stage) whose activations this rank has held at once
     waiting    the greatest number of those for which it has held what W needs
     Every output's first axis is the samples, and the rest of its shape depends on the inputs' shape alone. Collective.
-    A parameter that several stages share gets the sum of their gradients (tied.py). ValueError for a schedule that
-    isn't for these ranks, or can't be done, or isn't everybody's.
+    A parameter that several stages share gets the sum of their gradients (parallel/tied.py). ValueError for a schedule
+    that isn't for these ranks, or can't be done, or isn't everybody's.
     """
 
     def __init__(self, chunks, comm, schedule):

@@ -6,9 +6,9 @@
     rank 1  .. F0 f0 F1 f1 F2 b0 b0 f2&B0 F3&b1 f3&B1 F4&b2 f4&B2 b3 b3 B3 B3 i4 I4 w4 W4
 
 An expert layer waits for the all-to-all to its experts, and for the one back. The other half of a combined step, F3&b1,
-has products to fill that time with (turns.py). Two stages per rank, placed as a V: where a micro-batch comes by on its
-way there, another does on its way back. Where T_I = T_F ≥ T_W, and T_F&B, the time of a combined step, is T_B at least,
-the rank that waits longest does so for
+has products to fill that time with (parallel/turns.py). Two stages per rank, placed as a V: where a micro-batch comes
+by on its way there, another does on its way back. Where T_I = T_F ≥ T_W, and T_F&B, the time of a combined step, is T_B
+at least, the rank that waits longest does so for
 
     (p-1)·(T_F&B + T_B - 3·T_W)         T_B = T_I + T_W; in the sources, which count the stages, PP = 2p
 

@@ -15,7 +15,7 @@ those activations. What is sent are the same bytes, for a ring's all-reduce is a
 The parameters between are still the same on all ranks, but each rank sees its positions alone: they go in through
 copy_to, whose transpose sums their gradients over the ranks. Sequences are (batch, time, dim), cut along time. A
 mixture of experts routes whole sequences: they are gathered before it, and the ranks all do the same work there.
-Where context_parallel divides the sequences over other ranks, "whole" is a rank's part of them (positions.py).
+Where context_parallel divides the sequences over other ranks, "whole" is a rank's part of them (parallel/positions.py).
 Source: Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models".
 """
 
@@ -193,7 +193,7 @@ class WholeSequences(Module):
 
     Whole sequences are routed, as in one process. Each rank does all of that work and keeps all that the MoE keeps for
     backward, with "regather" too, just as without sequence parallelism; all have the same gradients, and nothing is
-    summed. The experts may be divided over an axis of their own (moe.py). It adds nothing to the MoE's names.
+    summed. The experts may be divided over an axis of their own (experts/moe.py). It adds nothing to the MoE's names.
     """
 
     def __init__(self, moe, comm):

@@ -289,7 +289,7 @@ WAYS = {
     "heads": (MultiHeadAttention, _heads),
     "vocabulary": (Embedding, VocabParallelEmbedding),
     "vocabulary, not gathered": (Embedding, functools.partial(VocabParallelEmbedding, gather_output=False)),
-    "experts": (MoE, _experts),     # over an axis of their own; see moe.py
+    "experts": (MoE, _experts),     # over an axis of their own; see experts/moe.py
     sequences.WAY: (Module, lambda module, comm, **_: sequences.on_part(module, comm)),
     sequences.WHOLE: (MoE, lambda moe, comm, **_: sequences.WholeSequences(moe, comm)),
 }
