@@ -39,7 +39,7 @@ from ... import ledger
 from ...autodiff.primitive import lower
 from ...autodiff.writes import wrote
 from ...backend import to, to_device_of, xp
-from ...comm.reduction import REDUCIBLE, is_power_of_two
+from ...comm.reduction import is_power_of_two
 from ...comm.together import together
 from ...nn.module import Module
 from ...optim import SGD
@@ -48,7 +48,8 @@ from ..encodings import Whole
 from ..fsdp.fully_sharded import FullySharded
 from ..same_model import broadcast, check_same_model
 from ..wrapping import annotated
-from .fragments import AUTHOR, PATTERNS, Fragment, encoded, fragments_of, in_full, ranks_inside, settings_of, timetable
+from .fragments import AUTHOR, PATTERNS, Fragment, encoded, fragments_of, in_full, ranks_inside, timetable
+from .inner import by_parameter, check_inner, restore, settings_of, with_prefix
 
 
 def nesterov(params):
@@ -141,21 +142,7 @@ class DiLoCo:
         if found := batch_norm.layers(model):
             raise ValueError(f"DiLoCo: the model has {len(found)} BatchNorm, whose statistics nobody averages: take "
                              "LayerNorm")
-        named = {id(p): (name, p) for name, p in model.named_parameters() if p.requires_grad}
-        updated = {id(p): p for group in self.inner.param_groups for p in group["params"]}
-        if frozen := [name for name, p in model.named_parameters() if not p.requires_grad and id(p) in updated]:
-            raise ValueError(f"DiLoCo: the inner optimizer updates {', '.join(frozen[:4])}, frozen since it was made: "
-                             "freeze parameters first, and make it of those that are left")
-        if strange := [p.shape for key, p in updated.items() if key not in named]:
-            raise ValueError(f"DiLoCo: the inner optimizer updates {len(strange)} tensors that are no parameters of "
-                             f"this model, the first of shape {strange[0]}: make it of the model's parameters(), after "
-                             "fully_shard and the like")
-        if left := [name for key, (name, _) in named.items() if key not in updated]:
-            raise ValueError(f"DiLoCo: the inner optimizer doesn't update {', '.join(left[:4])}, which workers would "
-                             "send untrained: give it all parameters, or freeze these")
-        if len(dtypes := {p.dtype for _, p in named.values()}) != 1 or not dtypes <= REDUCIBLE:
-            raise ValueError("DiLoCo: the parameters must all be float32 or all float64; got "
-                             f"{', '.join(sorted(map(str, dtypes))) or 'none that is trained'}")
+        check_inner(self.inner, model, AUTHOR)
 
     # ------------------------------------------------------------ training
 
@@ -323,12 +310,13 @@ class DiLoCo:
         mine, params = settings["workers"][self.comm.rank], self.param_groups[0]["params"]
         entries = zip(saved["state"], saved["steps"], mine["updates"], strict=True)
         of = {id(p): entry for p, entry in zip(params, entries, strict=True)}
-        restore(self.inner, mine["settings"], {key: (updates, with_prefix(self._mine, arrays, but="values"))
-                                               for key, (arrays, _, updates) in of.items()})
+        restore(self.inner, AUTHOR, mine["settings"], {
+            key: (updates, with_prefix(self._mine, arrays, but=["values"]))
+            for key, (arrays, _, updates) in of.items()})
         self.steps = settings["steps"]
         for f, samples, there in zip(self.fragments, mine["samples"], settings["fragments"], strict=True):
             f.settle()      # what this run has sent, and nobody takes
-            restore(f.optimizer, there["settings"], {
+            restore(f.optimizer, AUTHOR, there["settings"], {
                 id(leaf): (of[id(p)][1], with_prefix("outer-", of[id(p)][0]))
                 for p, leaf in zip(f.local, f.leaves, strict=True)})
             for p, s in zip(f.local, f.flat.segments, strict=True):
@@ -341,30 +329,6 @@ class DiLoCo:
             wrote(f.flat.params, AUTHOR)
             f.samples, f.sent, f.pending, f.counts = samples, there["sent"], there["pending"], there["counts"]
         self._written()
-
-
-def by_parameter(optimizer, copy):
-    """{id of a parameter: (its updates, {name: array})}."""
-    saved, params = optimizer.state_dict(copy), [p for group in optimizer.param_groups for p in group["params"]]
-    return {id(p): entry for p, entry in zip(params, zip(saved["steps"], saved["state"], strict=True), strict=True)}
-
-
-def restore(optimizer, settings, entries):
-    """Load into an optimizer its settings_of, and the entries of by_parameter."""
-    kind, *groups = settings
-    if kind != optimizer.kind:
-        raise ValueError(f"DiLoCo: the saved state is of {kind}, this run has {optimizer.kind}")
-    order = [entries[id(p)] for group in optimizer.param_groups for p in group["params"]]
-    optimizer.load_state_dict(optimizer.state_dict(copy=False) | {
-        "groups": [{k: tuple(v) if isinstance(v, list) else v for k, v in group.items()} for group in groups],
-        "steps": [updates for updates, _ in order], "state": [arrays for _, arrays in order]})
-
-
-def with_prefix(prefix, arrays, but=None):
-    """{the rest of the name: array} of those whose names begin so."""
-    found = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-    found.pop(but, None)
-    return found
 
 
 def _check_settings(every, fragments, pattern, overlap, mix, encoding):

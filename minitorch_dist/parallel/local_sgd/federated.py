@@ -38,7 +38,8 @@ from ..encodings import Channel, Whole, nbytes
 from ..exact import BinaryCounter
 from ..same_model import broadcast, check_same_model
 from ..wrapping import check_alone, check_unwrapped
-from .fragments import outer_step, settings_of
+from .fragments import outer_step
+from .inner import settings_of
 
 # ---------------------------------------------------------------- who has which samples
 

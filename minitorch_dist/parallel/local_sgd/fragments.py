@@ -79,12 +79,6 @@ def ranks_inside(model):
     return [comm for comm in comms if comm is not None and comm.size > 1]
 
 
-def settings_of(optimizer):
-    """What has to be equal on all ranks that step by it."""
-    return [optimizer.kind,
-            *({k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups)]
-
-
 class Fragment:
     """Parameters that are sent together.
 
