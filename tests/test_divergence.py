@@ -82,6 +82,7 @@ def test_a_run_that_diverges_keeps_what_was_saved(tmp_path, program, flags):
 
 LOOPS = {       # programs with a loop of their own -> what makes them short
     "diloco": ["--steps", "20"], "distill": ["--few", "70"], "federated": ["--rounds", "2"],
+    "gossip": ["--steps", "20"],
     "lottery_ticket": ["--hidden", "33"], "mixed_precision": ["--hidden", "33"], "quantize": ["--hidden", "33"]}
 
 

@@ -9,7 +9,7 @@ from minitorch_dist import program
 from tests import crews
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-FOLDERS = ("diloco.py", "experts.py", "lora.py", "mixed_precision.py", "mup.py", "parameter_server.py")
+FOLDERS = ("diloco.py", "experts.py", "gossip.py", "lora.py", "mixed_precision.py", "mup.py", "parameter_server.py")
 
 
 @pytest.mark.parametrize(("flags", "words"), [

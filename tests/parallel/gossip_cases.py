@@ -10,6 +10,7 @@ from minitorch_dist.parallel.experts import moe
 from minitorch_dist.parallel.local_sgd import Gossip, topologies
 from minitorch_dist.parallel.tensor import parallelize_module
 
+from ..device.fake_cupy import installed
 from . import cases, plain
 from .diloco_cases import Quadratic, backward, rows_of
 
@@ -76,8 +77,9 @@ def by_adamw(steps):
 
 def as_data_parallel(batches):
     """The complete graph, each rank its share of every batch: own values, and how far the ranks have parted."""
-    rank, size = comm.world().rank, comm.world().size
-    gossip = new("complete")
+    rank, size, model = comm.world().rank, comm.world().size, cases.small_model()
+    model.load_state_dict({name: value + rank for name, value in model.state_dict().items()})       # rank 0's count
+    gossip = new("complete", model)
     fit(gossip, range(len(batches)), lambda rank, step: batches[step][rank::size])
     assert all(len(rows[rank::size]) * size == len(rows) for rows in batches)
     return values(gossip.model), gossip.consensus()
@@ -166,6 +168,36 @@ def waited(overlap, compute, latency):
     return seconds
 
 
+def with_scaler(steps, spoilt):
+    """Own values after so many steps, of which rank 1 leaves one out."""
+    gossip, scaler = new(), optim.GradScaler(init_scale=2.0 ** 10)
+    for step in range(1, steps + 1):
+        gossip.zero_grad()
+        with np.errstate(invalid="ignore"):
+            backward(gossip.model, rows_of(gossip.comm.rank, step), scale=scaler.scale,
+                     spoil=(gossip.comm.rank, step) == (1, spoilt))
+            gossip.step(scaler)
+        scaler.update()
+    return values(gossip.model)
+
+
+def pruned():
+    """Which weights aren't 0 after each step, of those that are kept: on all ranks, whom others send theirs."""
+    mask = np.arange(plain.HIDDEN * plain.FEATURES).reshape(plain.HIDDEN, plain.FEATURES) % 2
+    gossip, found = new("one-peer", overlap=1), []
+
+    def after():
+        gossip.model[0].weight.data[...] *= mask
+    after()
+    for step in range(1, 6):
+        gossip.zero_grad()
+        backward(gossip.model, rows_of(gossip.comm.rank, step))
+        gossip.step(after=after)
+        found.append((gossip.model[0].weight.numpy() != 0) == mask)
+    gossip.finish()
+    return [bool(seen.all()) for seen in [*found, (gossip.model[0].weight.numpy() != 0) == mask]]
+
+
 # ---------------------------------------------------------------- saved
 
 def normed():
@@ -239,6 +271,28 @@ def refused_at_load(folder):
     alone = Gossip(model, sgd(model), world.split(world.rank), topology=topologies.ring(1))
     told(lambda: store.load(alone.model, alone))
     return said
+
+
+def on_host_and_gpu(overlap):
+    """[values and statistics] of a run on the host, and of one on the stand-in for a GPU; each goes on from a state."""
+    def run(device):
+        gossip = new("one-peer", normed().to(device), overlap=overlap)
+        x, labels = plain.dataset()
+        for step in range(1, 6):
+            rows = rows_of(gossip.comm.rank, step)
+            gossip.zero_grad()
+            nn.cross_entropy(gossip.model(mt.tensor(x[rows]).to(device)), labels[rows]).backward()
+            gossip.step()
+            if step == 3:
+                with gossip.average():
+                    state = gossip.state_dict()
+        gossip.load_state_dict(state)
+        distance = gossip.consensus()
+        gossip.finish()
+        return [*gossip.model.state_dict().values(), np.array(distance)]
+    host = run("cpu")
+    with installed():
+        return host, run("cuda:0")
 
 
 # ---------------------------------------------------------------- what is wrong

@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 
-import minitorch_dist as mt
-from minitorch_dist import nn, optim
-from minitorch_dist.parallel.local_sgd import Gossip, Topology, topologies
+from minitorch_dist import optim
+from minitorch_dist.parallel.local_sgd import Topology, topologies
 from minitorch_dist.testing import ranks
 from tests.crews import crews
-from tests.device.fake_cupy import installed
 
 from . import gossip_cases as cases
 from . import plain
@@ -51,13 +49,15 @@ def gradient(values, rows):
     return flat(plain.loss_and_gradient(params, x[rows], labels[rows], len(rows))[1])
 
 
-def simulated(matrices, n, steps, every=1, overlap=0):
-    """All ranks' values (n, ψ): momentum by hand, then products with whole matrices."""
+def simulated(matrices, n, steps, every=1, overlap=0, left_out=None):
+    """All ranks' values (n, ψ): momentum by hand, then products with whole matrices. left_out: (rank, step)."""
     x = np.stack([flat(plain.initial())] * n)
     b, w, sent, when, meeting = np.zeros_like(x), None, None, None, 0
     for step in range(1, steps + 1):
-        b = cases.MOMENTUM * b + np.stack([gradient(x[k], rows_of(k, step)) for k in range(n)])
-        x = x - cases.LR * b
+        for k in range(n):
+            if (k, step) != left_out:
+                b[k] = cases.MOMENTUM * b[k] + gradient(x[k], rows_of(k, step))
+        x = x - cases.LR * np.array([b[k] if (k, step) != left_out else 0 * b[k] for k in range(n)])
         if overlap and step - overlap == when:
             x = x + (w @ sent - sent)
         if step % every == 0:
@@ -164,6 +164,24 @@ def test_ranks_that_are_alike_stay_so_to_the_bit(graph):
     assert all(crews.call(CASES + "alike", 3, (graph,)))
 
 
+def test_a_rank_whose_scaler_leaves_a_step_out_takes_part_in_the_meeting():
+    x = simulated(by_hand("ring", 3), 3, 6, left_out=(1, 4))
+    for rank, own in enumerate(crews.call(CASES + "with_scaler", 3, (6, 4))):
+        close(flat(own), x[rank])
+
+
+def test_pruned_weights_stay_so():
+    assert crews.call(CASES + "pruned", 3) == [[True] * 6] * 3
+
+
+def test_a_meeting_between_forward_and_backward_raises():
+    gossip = cases.new()
+    late = (gossip.model(np.ones((2, plain.FEATURES))) ** 2).sum()
+    gossip.step()       # without a gradient: what is written is what others have sent
+    with pytest.raises(RuntimeError, match="Gossip has overwritten"):
+        late.backward()
+
+
 # ---------------------------------------------------------------- the graphs
 
 def test_matrices_are_those_made_by_hand():
@@ -266,7 +284,7 @@ def test_statistics_of_batch_norm_are_a_ranks_own_and_the_mean_at_the_end():
 @pytest.mark.parametrize(("at", "settings", "kind"), [
     (4, {}, "SGD"), (5, {"overlap": 1}, "AdamW"), (4, {"every": 3, "overlap": 2}, "Adafactor")], ids=str)
 def test_a_resumed_run_continues_bit_for_bit(tmp_path, at, settings, kind):
-    for runs, alone, mean, under_way in crews.call(CASES + "resumed", 2, (str(tmp_path), at, settings, kind)):
+    for runs, alone, mean, under_way in crews.call(CASES + "resumed", 3, (str(tmp_path), at, settings, kind)):
         assert under_way == bool(settings)
         for first, *others in zip(*runs, strict=True):
             assert all((first == other).all() for other in others)
@@ -285,25 +303,9 @@ def test_what_cant_be_saved_or_gone_on_from(tmp_path):
 
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_on_a_gpu_the_bits_are_the_hosts(overlap):
-    """On the stand-in, which refuses what CuPy refuses; what comes of two ranks' messages is put there by hand."""
-    def run(device):
-        model = cases.normed().to(device)
-        gossip = Gossip(model, cases.sgd(model), topology=topologies.ring(1), overlap=overlap)
-        x, labels = plain.dataset()
-        for step in range(1, 5):
-            gossip.zero_grad()
-            nn.cross_entropy(model(mt.tensor(x[rows_of(0, step)]).to(device)), labels[rows_of(0, step)]).backward()
-            gossip.step()
-            with gossip.average():
-                state = gossip.state_dict()
-        gossip.load_state_dict(state)
-        assert gossip.consensus() == 0
-        gossip.finish()
-        return model.state_dict()
-    host = run("cpu")
-    with installed():
-        there = run("cuda:0")
-    assert all((host[name] == there[name]).all() for name in host)
+    """On the stand-in, which refuses what CuPy refuses."""
+    for host, there in ranks.call(CASES + "on_host_and_gpu", 2, (overlap,)):
+        assert all((a == b).all() for a, b in zip(host, there, strict=True)) and host[-1] > 0
 
 
 # ---------------------------------------------------------------- what is wrong
