@@ -195,6 +195,10 @@ def test_spectral_gaps_are_closed_forms():
     for n in range(3, 18):
         assert topologies.ring(n).gap == pytest.approx(2 / 3 * (1 - np.cos(2 * np.pi / n)), abs=1e-12)
         assert topologies.complete(n).gap == pytest.approx(1, abs=1e-12)
+        shifts = [2 ** j for j in range((n - 1).bit_length())]      # of a wave, (1 + ω^shift)/2 is left of its height
+        turns = [np.prod([abs(np.cos(np.pi * m * shift / n)) for shift in shifts]) for m in range(1, n)]
+        if n & (n - 1):
+            assert topologies.one_peer(n).gap == pytest.approx(1 - max(turns) ** (1 / len(shifts)), abs=1e-12)
         if n % 2 == 0:
             assert topologies.exponential(n).gap == pytest.approx(2 / (1 + np.ceil(np.log2(n))), abs=1e-12)
     for rows, columns in ((3, 3), (3, 4), (4, 5), (1, 6)):
