@@ -202,7 +202,7 @@ def traffic(encoding, fragments, overlap):
     return seen, memory.live["optimizer"]
 
 
-def resumed(folder, at, settings, kinds):
+def resumed(folder, at, settings, kinds, inner="AdamW"):
     """(own and common values after 9 steps: of a run that saves after step `at`, of one that doesn't, of one that goes
     on from there, of one that is given the state by itself), the common values then, those that a model alone loads,
     which fragments were on their way. kinds: how a worker is cut when it saves, and when it goes on."""
@@ -211,7 +211,8 @@ def resumed(folder, at, settings, kinds):
 
     def new(inside):
         model = build(inside, mesh["dp"])
-        return DiLoCo(model, adamw(model), mesh["workers"], **settings)
+        return DiLoCo(model, getattr(optim, inner)(model.parameters(), lr=LR, weight_decay=DECAY), mesh["workers"],
+                      **settings)
 
     def go(diloco, first, last):
         fit(diloco, range(first, last + 1), mesh.coords["workers"], mesh["dp"])

@@ -240,12 +240,13 @@ def test_each_worker_rounds_by_draws_of_its_own():
 STREAMING = {"every": 4, "fragments": 2, "overlap": 2, "mix": 0.5}
 
 
-@pytest.mark.parametrize(("at", "settings", "on_its_way"), [
-    (3, STREAMING, [True, False]), (5, STREAMING | {"encoding": cases.ENCODINGS["4 bits"]}, [False, True]),
-    (4, {"every": 4}, [False]), (6, {"every": 4, "exact": True}, [False])], ids=str)
-def test_a_resumed_run_continues_bit_for_bit(tmp_path, at, settings, on_its_way):
+@pytest.mark.parametrize(("at", "settings", "on_its_way", "inner"), [
+    (3, STREAMING, [True, False], "AdamW"),
+    (5, STREAMING | {"encoding": cases.ENCODINGS["4 bits"]}, [False, True], "AdamW"),
+    (4, {"every": 4}, [False], "AdamW"), (6, {"every": 4, "exact": True}, [False], "Adafactor")], ids=str)
+def test_a_resumed_run_continues_bit_for_bit(tmp_path, at, settings, on_its_way, inner):
     for runs, common, loaded, pending in crews.call(
-            CASES + "resumed", 2, (str(tmp_path), at, settings, (None, None))):
+            CASES + "resumed", 2, (str(tmp_path), at, settings, (None, None), inner)):
         assert pending == on_its_way
         for which in (0, 1):
             for first, *others in zip(*(run[which] for run in runs), strict=True):
@@ -253,8 +254,9 @@ def test_a_resumed_run_continues_bit_for_bit(tmp_path, at, settings, on_its_way)
         assert all((a == b).all() for a, b in zip(common, loaded, strict=True))     # by a model without workers
 
 
-def test_a_run_goes_on_with_its_workers_cut_in_another_way(tmp_path):
-    found = crews.call(CASES + "resumed", 4, (str(tmp_path), 3, STREAMING, (3, "ddp")))
+@pytest.mark.parametrize("inner", ["AdamW", "Adafactor"])
+def test_a_run_goes_on_with_its_workers_cut_in_another_way(tmp_path, inner):
+    found = crews.call(CASES + "resumed", 4, (str(tmp_path), 3, STREAMING, (3, "ddp"), inner))
     for rank in (0, 2):
         first, _, third, _ = found[rank][0]
         for which in (0, 1):

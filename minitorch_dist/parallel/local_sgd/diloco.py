@@ -49,7 +49,7 @@ from ..fsdp.fully_sharded import FullySharded
 from ..same_model import broadcast, check_same_model
 from ..wrapping import annotated
 from .fragments import AUTHOR, PATTERNS, Fragment, encoded, fragments_of, in_full, ranks_inside, timetable
-from .inner import by_parameter, check_inner, restore, settings_of, with_prefix
+from .inner import by_parameter, check_inner, own_shapes, restore, settings_of, with_prefix
 
 
 def nesterov(params):
@@ -289,8 +289,8 @@ class DiLoCo:
         return f"worker-{self.comm.rank}-"
 
     def own_shapes(self):
-        """None: its optimizers update elements by themselves."""
-        return [{} for group in self.param_groups for _ in group["params"]]
+        """[{name: shape}] of the inner optimizer's state that isn't of its parameter's shape; of the outer none is."""
+        return own_shapes(self.inner, self.param_groups[0]["params"], self._mine)
 
     def check_state(self, saved):
         """ValueError unless load_state_dict can take it."""

@@ -42,7 +42,7 @@ from ...divergence import Diverged
 from ..batch_norm import layers
 from ..same_model import broadcast, check_same_model
 from ..wrapping import ReducingModule, check_alone
-from .inner import by_parameter, check_inner, restore, settings_of, with_prefix
+from .inner import by_parameter, check_inner, own_shapes, restore, settings_of, with_prefix
 from .topologies import Topology
 
 AUTHOR = "Gossip"
@@ -281,9 +281,7 @@ class Gossip:
 
     def own_shapes(self):
         """[{name: shape}] of the inner optimizer's state that isn't of its parameter's shape."""
-        updated = [id(p) for group in self.inner.param_groups for p in group["params"]]
-        shapes = dict(zip(updated, self.inner.own_shapes(), strict=True))
-        return [{f"{self._mine}{name}": shape for name, shape in shapes[id(p)].items()} for p in self.params]
+        return own_shapes(self.inner, self.params, self._mine)
 
     def check_state(self, saved):
         """ValueError unless load_state_dict can take it."""

@@ -48,6 +48,13 @@ def restore(optimizer, author, settings, entries):
         "steps": [updates for updates, _ in order], "state": [arrays for _, arrays in order]})
 
 
+def own_shapes(optimizer, params, prefix):
+    """[{prefix + name: shape}] of its state that isn't of its parameter's shape, of these parameters."""
+    updated = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    shapes = dict(zip(updated, optimizer.own_shapes(), strict=True))
+    return [{prefix + name: shape for name, shape in shapes[id(p)].items()} for p in params]
+
+
 def with_prefix(prefix, arrays, but=()):
     """{the rest of the name: array} of those whose names begin so; but: names that are left out."""
     found = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
