@@ -80,6 +80,12 @@ def savable(arrays, facts):
     """The facts as JSON has them, which nobody changes any more. ValueError for what a checkpoint can't hold."""
     if odd := [f"{name} ({array.dtype})" for name, (_, array) in arrays.items() if array.dtype.name not in STORED]:
         raise ValueError(f"a checkpoint can't hold {', '.join(odd)}; it can {', '.join(STORED)}")
+    for name, (layout, array) in arrays.items():
+        for box, place in layout.pieces:
+            wanted, there = tuple(stop - start for start, stop in box), piece_of(array, place).shape
+            if there != wanted:     # of an optimizer of one's own: the file couldn't be read
+                raise ValueError(f"save: {name} of shape {tuple(array.shape)} isn't what own_shapes() or the parameter "
+                                 f"says, {layout.shape}: at {list(box)} it has {there}")
     found = {}
     for name, value in facts.items():
         try:

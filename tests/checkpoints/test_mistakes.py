@@ -147,3 +147,19 @@ def test_memory(tmp_path):
     optimizer, piece = optim.Adam(model.parameters()), 500 * 500 * 4
     assert peak(lambda: checkpoints.save(tmp_path / "a", model, optimizer)) < 0.2 * piece
     assert peak(lambda: checkpoints.load(tmp_path / "a", model, optimizer, verify=False)) < (12 + 2.2) * piece
+
+
+def test_state_of_another_shape_than_it_is_said_to_have(tmp_path):
+    """It would be written, and nobody could read it."""
+    class Rows(optim.SGD):
+        """Says of its state that it has a number per row."""
+
+        def own_shapes(self):
+            return [{"momentum": p.shape[:1]} for group in self.param_groups for p in group["params"]]
+    model = nn.Linear(3, 2, bias=False)
+    optimizer = Rows(model.parameters(), lr=0.1, momentum=0.9)
+    mt.sum(model(np.ones((4, 3), np.float32))).backward()
+    optimizer.step()
+    with pytest.raises(ValueError, match=r"save: optimizer.momentum.weight of shape \(2, 3\) isn't what own_sha"):
+        checkpoints.save(tmp_path / "there", model, optimizer)
+    assert not list(tmp_path.iterdir())
