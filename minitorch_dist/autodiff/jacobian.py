@@ -11,7 +11,7 @@ and in place of each output array the input's, of blocks d(output)/d(input).
 from ..backend import is_whole, wholes, zeros_like
 from .ops.shape import concatenate, reshape, transpose
 from .primitive import lower
-from .transforms import _array, grad, jvp, vjp
+from .transforms import _array, grad, jvp, positions, vjp
 from .tree import flatten
 
 
@@ -35,14 +35,14 @@ def _block(slices, front, back, columns=False):
 
 def _of_chosen(f, args, argnums):
     """(f as a function of the chosen argument alone, that argument): a tuple of them where argnums is a tuple."""
-    chosen = wholes("argnums", argnums)
+    chosen = positions(wholes("argnums", argnums), args)
 
     def of_x(x):
         full = list(args)
         for i, value in zip(chosen, (x,) if is_whole(argnums) else x, strict=True):
             full[i] = value
         return f(*full)
-    return of_x, args[argnums] if is_whole(argnums) else tuple(args[i] for i in chosen)
+    return of_x, args[chosen[0]] if is_whole(argnums) else tuple(args[i] for i in chosen)
 
 
 def jacfwd(f, argnums=0):

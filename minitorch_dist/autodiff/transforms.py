@@ -23,6 +23,19 @@ def _array(value, what):
     return value
 
 
+def positions(argnums, args):
+    """Which arguments argnums, a tuple, means, counted from the front. ValueError for one that isn't there, or is named
+    twice: of two values in one place the first would have no derivative."""
+    n = len(args)
+    if any(not -n <= i < n for i in argnums):
+        raise ValueError(f"argnums={argnums}: the function was called with {n} arguments by position; what is "
+                         "differentiated must be one of them, and not given by name")
+    found = tuple(i % n for i in argnums)
+    if len({*found}) < len(found):
+        raise ValueError(f"argnums={argnums} names an argument twice")
+    return found
+
+
 def _outputs(out):
     """flatten(what the function has returned)."""
     outs, rebuild = flatten(out)
@@ -100,12 +113,13 @@ def value_and_grad(f, argnums=0, has_aux=False):
 
     f must return one number (an array of one element); with has_aux, a pair
     (number, anything), and the result is ((number, anything), gradient).
-    argnums: an int gives one gradient, a tuple of ints a tuple of gradients.
+    argnums: an int gives one gradient, a tuple of ints a tuple of gradients. ValueError for an argument that isn't
+    there, or is named twice.
     """
-    chosen = wholes("argnums", argnums)
+    named = wholes("argnums", argnums)
 
     def differentiated(*args, **kwargs):
-        extra = []
+        extra, chosen = [], positions(named, args)
 
         def of_chosen(*values):
             full = list(args)

@@ -349,6 +349,9 @@ class Module:
 
     def _to(self, target):
         dtype = None if backend.names_device(target) else backend.as_dtype(target)
+        if dtype is not None and not backend.is_floating(dtype):
+            raise TypeError(f"{type(self).__name__}.to({target!r}): parameters are cast to floating dtypes alone; for "
+                            "weights of few bits take compress.quantize_model")
 
         def moved(array):
             if dtype is None:

@@ -67,6 +67,21 @@ def test_argnums_aux_and_values():
     np.testing.assert_allclose(g, 2 * a)
 
 
+@pytest.mark.parametrize("make", [mt.grad, mt.value_and_grad, mt.jacfwd, mt.jacrev, mt.hessian])
+def test_an_argument_that_is_not_there_or_is_named_twice(make):
+    a, b = np.ones(2), np.full(2, 3.0)
+
+    def f(a, b):
+        return mt.sum(a * b)
+    for argnums, args, says in ((2, (a, b), "called with 2 arguments by position"), (-3, (a, b), r"argnums=\(-3,\)"),
+                                (0, (), "called with 0 arguments"), ((0, 0), (a, b), "names an argument twice"),
+                                ((1, -1), (a, b), r"argnums=\(1, -1\) names an argument twice")):
+        with pytest.raises(ValueError, match=says):
+            make(f, argnums)(*args)
+    for found, expected in zip(make(f, -1)(a, b), make(f, 1)(a, b), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_unused_inputs_and_constant_functions_get_zeros():
     a = np.ones(3)
     ga, gb = mt.grad(lambda x, y: mt.sum(x * 2.0), (0, 1))(a, np.ones((2, 2)))

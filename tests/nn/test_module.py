@@ -379,6 +379,15 @@ def test_a_model_is_moved_and_cast_by_torchs_arguments():
     assert model.to(device="cpu", dtype="float32").weight.dtype == np.float32
 
 
+@pytest.mark.parametrize("dtype", ["int32", np.uint8, bool])
+def test_a_model_is_cast_to_floats_alone(dtype):
+    model = nn.Linear(2, 3)
+    before = model.state_dict()
+    with pytest.raises(TypeError, match=r"Linear.to\(.*\): parameters are cast to floating dtypes alone"):
+        model.to("cpu", dtype)
+    assert all(np.array_equal(p.numpy(), before[name]) for name, p in model.named_parameters())
+
+
 @pytest.mark.parametrize("state", ["model.npz", None, [np.ones((3, 2))]])
 def test_what_is_no_state_is_told(state):
     with pytest.raises(TypeError, match=r"takes {name: array}, got a (str|NoneType|list); a file is read before"):
