@@ -136,6 +136,7 @@ def decided(model, names, decide):
     """decide({name: whole values on the host}) as masks for all ranks. Where no rank has whole values, rank 0 gets them
     and decides."""
     known = [name for name, _ in model.named_parameters()]
+    names = [names] if isinstance(names, str) else names
     names = [name for name, p in model.named_parameters() if p.ndim > 1] if names is None else list(names)
     if unknown := sorted(set(names) - set(known)):
         raise ValueError(f"prune: the model has no parameter {', '.join(unknown)}; it has {', '.join(known)}")
@@ -175,9 +176,9 @@ def check_masks(shapes, masks):
     if unknown := sorted(set(masks) - set(shapes)):
         raise ValueError(f"masks for {', '.join(unknown)}, which the model doesn't have; it has {', '.join(shapes)}")
     for name, mask in masks.items():
-        if mask.dtype != bool or mask.shape != tuple(shapes[name]):
-            raise ValueError(f"the mask of {name} is {mask.dtype} of shape {mask.shape}; it must be bool of shape "
-                             f"{tuple(shapes[name])}")
+        kind = f"{mask.dtype} of shape {mask.shape}" if hasattr(mask, "dtype") else f"a {type(mask).__name__}"
+        if not hasattr(mask, "dtype") or mask.dtype != bool or mask.shape != tuple(shapes[name]):
+            raise ValueError(f"the mask of {name} is {kind}; it must be bool of shape {tuple(shapes[name])}")
 
 
 def to_facts(masks):

@@ -137,10 +137,10 @@ def prepare_qat(model, bits=8, activation_bits=8, per_channel=True, weight_obser
     on the number of ranks: freeze_ranges first.
     """
     scheme = Scheme("integer" if activation_bits else "weight-only", bits, activation_bits or 8, per_channel,
-                    weight_observer=weight_observer, skip=tuple(skip))
+                    weight_observer=weight_observer, skip=skip)
     comm = comm if comm is not None else communication.world()
     model = prepared(model, fold).train()
-    layers = chosen(model, skip, (*WEIGHTED, AvgPool2d) if activation_bits else WEIGHTED)
+    layers = chosen(model, scheme.skip, (*WEIGHTED, AvgPool2d) if activation_bits else WEIGHTED)
     return replaced(model, {
         id(layer): (FakeQuantizedAvgPool2d if type(layer) is AvgPool2d else FakeQuantized)(name, layer, scheme, comm)
         for name, layer in layers.items()})

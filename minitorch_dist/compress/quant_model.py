@@ -71,8 +71,9 @@ class Scheme:
                                    ("weight_observer", self.weight_observer, ("minmax", "mse"))):
             if value not in known:
                 raise ValueError(f"Scheme: {name}={value!r}; there is {', '.join(map(repr, known))}")
-        check_bits(self.bits, MOST_BITS)
-        check_bits(self.activation_bits, MOST_BITS)
+        for name in ("bits", "activation_bits"):
+            object.__setattr__(self, name, check_bits(getattr(self, name), MOST_BITS))
+        object.__setattr__(self, "skip", (self.skip,) if isinstance(self.skip, str) else tuple(self.skip))
 
 
 def quantize_model(model, scheme="integer", calibration=None, fold=True):

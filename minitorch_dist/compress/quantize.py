@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from ..autodiff.ops.elementwise import select
 from ..autodiff.primitive import Primitive, bind, lower
-from ..backend import is_floating, xp
+from ..backend import is_floating, whole, xp
 
 BITS = range(2, 33)
 WIDTHS = {2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 7: 8, 8: 8}     # bits of a number -> bits that it is stored in
@@ -44,7 +44,7 @@ class QuantParams:
     axis: int | None = None
 
     def __post_init__(self):
-        check_bits(self.bits)
+        object.__setattr__(self, "bits", check_bits(self.bits))
         for name, dtype in (("scale", xp.float32), ("zero_point", xp.int32)):
             values = xp.array(getattr(self, name), dtype)
             if values.ndim != (self.axis is not None):
@@ -105,9 +105,11 @@ def _span(values):
 
 
 def check_bits(bits, most=BITS[-1]):
-    """ValueError for a number of bits that there isn't."""
+    """A number of bits, as an int. ValueError for one that there isn't, TypeError where it is no whole number."""
+    bits = whole("bits", bits)
     if bits not in BITS or bits > most:
         raise ValueError(f"numbers of {bits} bits: it must be {BITS[0]} to {most}")
+    return bits
 
 
 def params_of_range(low, high, bits=8, symmetric=False, axis=None):
@@ -116,7 +118,7 @@ def params_of_range(low, high, bits=8, symmetric=False, axis=None):
     The range is widened to hold 0. Where it is nothing but 0, any scale will do, and it is 1. ValueError where it isn't
     finite.
     """
-    check_bits(bits)
+    bits = check_bits(bits)
     low, high = xp.asarray(low, xp.float64), xp.asarray(high, xp.float64)
     if not (xp.isfinite(low).all() and xp.isfinite(high).all() and (low <= high).all()):
         raise ValueError(f"a range from {_span(low)} to {_span(high)}: it must be finite, and begin before it ends")

@@ -21,7 +21,7 @@ from ..autodiff.modes import no_grad
 from ..autodiff.ops.attention import ALL, band_of, banded_attention, part_of_band
 from ..autodiff.ops.indexing import numbers_in
 from ..autodiff.primitive import lower
-from ..backend import is_array, is_whole, module_of, to_device_of, xp
+from ..backend import is_array, is_whole, module_of, to_device_of, whole, xp
 from .containers import Sequential
 from .layers import GELU, Dropout, Identity, LeakyReLU, Linear, ReLU, Sigmoid, SwiGLU, Tanh
 from .module import Module, at_least_1
@@ -393,7 +393,7 @@ def likeliest(logits, top_k=None, top_p=None):
 def beginning(who, model, tokens, count):
     """The tokens (batch, time) that `count` more are written behind, on the GPT's device. ValueError without any, and
     for a negative count."""
-    tokens = lower(tokens)
+    tokens, count = lower(tokens), whole("count", count)
     tokens = to_device_of(tokens if is_array(tokens) else xp.asarray(tokens), lower(model.embed.weight))
     if tokens.ndim != 2 or not tokens.shape[1] or count < 0:
         raise ValueError(f"{who}: tokens {tuple(tokens.shape)}, count={count}: give (batch, 1 or more), and 0 or more")

@@ -123,6 +123,9 @@ def test_what_cannot_be_pruned_raises():
         prune.magnitude(net, {"0.weight": 0.5})
     with pytest.raises(ValueError, match="bool of shape"):
         prune.Pruning(net, {"0.weight": np.ones((5, 9), bool)})
+    with pytest.raises(ValueError, match="mask of 0.weight is a list; it must be bool of shape"):
+        prune.Pruning(net, {"0.weight": [[True]]})
+    assert list(prune.magnitude(net, 0.5, names="0.weight")) == ["0.weight"]
     with pytest.raises(ValueError, match="masks for weight"):
         prune.Pruning(net, {"weight": np.ones((5, 9), bool)})
     with mt.no_grad():

@@ -354,6 +354,19 @@ def test_inputs_that_are_no_numbers(mlp, digits):
                                    mlp(constant).numpy(), atol=0.15)
 
 
+def test_a_name_alone_is_one_name_and_bits_are_whole():
+    model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(13)])
+    for small in (quantize_model(model, Scheme("dynamic", skip="12")), prepare_qat(model, skip="12")):
+        assert [path for path, m in small.named_modules() if type(m) is nn.Linear] == ["12"]
+    x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
+    with mt.no_grad():
+        expected = quantize_model(model, Scheme("dynamic", 8, 8))(x).numpy()
+        found = quantize_model(model, Scheme("dynamic", np.int8(8), np.uint8(8)))(x).numpy()
+    np.testing.assert_array_equal(found, expected)
+    with pytest.raises(TypeError, match="bits=8.0: must be a whole number"):
+        Scheme(bits=8.0)
+
+
 def test_layers_that_are_skipped(mlp, digits):
     small = small_of(mlp, Scheme("integer", skip=("0", "4")), digits)
     assert describe(small).floating == ["0", "1", "3", "4"]

@@ -264,6 +264,8 @@ def test_no_such_part_of_the_likeliest(settings):
 def test_nothing_to_begin_with(tokens, count, words, cache):
     with pytest.raises(ValueError, match="generate: .*" + words):
         gpt().generate(tokens, count, cache=cache)
+    with pytest.raises(TypeError, match=r"count=1\.5: must be a whole number"):
+        gpt().generate(tokens_of(2, 3), 1.5, cache=cache)
 
 
 def test_tokens_may_be_a_tensor_or_lists():
