@@ -245,6 +245,9 @@ class SegmentCheck(Check):
 
 # ---------------------------------------------------------------- 06.3
 
+MOST_LAYERS = 2450      # up to which the best length is nowhere further from the root: 57
+
+
 def best(n, peak=peak_of, among=None, ties=-1):
     every = min(among or range(1, n + 1), key=lambda length: (peak(n, length), ties * length))
     return [every, peak(n, every)]
@@ -253,7 +256,7 @@ def best(n, peak=peak_of, among=None, ties=-1):
 def by_formula(formula):
     """The answers of somebody who has another formula for the peak."""
     return lambda case: {"result": best(case["n"], formula),
-                         "peaks": [formula(case["n"], every) for every in range(1, case["n"] + 1)]}
+                         "peaks": peaks(case, formula)}
 
 
 def root(case):
@@ -263,17 +266,21 @@ def root(case):
 
 def up_to_a_number(case, got):
     """The peaks are right, and the length is the best of those up to some number."""
-    return got["peaks"] == peaks(case) and any(
-        list(got["result"]) == best(case["n"], among=range(1, number + 1)) for number in range(1, case["n"]))
+    found, lowest = list(got["result"]), None
+    for number in range(1, case["n"]):
+        lowest = min(lowest or (case["n"] + 1,), (peak_of(case["n"], number), -number))
+        if found == [-lowest[1], lowest[0]]:
+            return got["peaks"] == peaks(case)
+    return False
 
 
-def peaks(case):
-    return [peak_of(case["n"], every) for every in range(1, case["n"] + 1)]
+def peaks(case, peak=peak_of):
+    return [peak(case["n"], every) for every in range(1, case["lengths"] + 1)]
 
 
 class BestEvery(Check):
     exercise = "06.3"
-    integers = ("result",)      # a length goes into range()
+    integers = ("result", "peaks")      # a length goes into range(), and inputs are counted
     signatures = [
         gives("the peaks are right, but the length n, one segment for all, wasn't looked at",
               lambda case: {"result": best(case["n"], among=range(1, case["n"]) if case["n"] > 1 else None),
@@ -283,8 +290,8 @@ class BestEvery(Check):
         gives("the peaks are right; of several best lengths the longest was asked for",
               lambda case: {"result": best(case["n"], ties=1), "peaks": peaks(case)}),
         gives("the peaks are right, but the root of n isn't always the best length, only near it", root),
-        when("the peaks are right, but the best length is looked for only up to some number: from 1 to n was asked "
-             "for, and n may be large", up_to_a_number),
+        when("the peaks are right, but the best length is looked for only up to some number, or near the root: from 1 "
+             "to n was asked for, and n may be large", up_to_a_number),
         gives("the last segment is counted as if it were as long as the others: while a shorter one is gone through, "
               "fewer inputs are alive; and in the one before it, its checkpoint is gone",
               by_formula(lambda n, e: -(-n // e) + e - 1)),
@@ -300,7 +307,8 @@ class BestEvery(Check):
     ]
 
     def cases(self, rng, ranks):
-        return [{"n": int(n)} for n in (1, 2, 3, 10, 16, 64, 97, 450, *rng.integers(20, 90, 5))]
+        return [{"n": int(n), "lengths": int(n)} for n in (1, 2, 3, 10, 16, 64, 97, 450, *rng.integers(20, 90, 5))] + [
+            {"n": MOST_LAYERS, "lengths": 0}]
 
     def truth(self, case):
         return {"result": best(case["n"]), "peaks": peaks(case)}

@@ -101,4 +101,4 @@ def Segment(learner, inputs, run):
 
 def best_every(learner, inputs, run):
     return {"result": learner(inputs["n"]),
-            "peaks": [run.module.peak(inputs["n"], every) for every in range(1, inputs["n"] + 1)]}
+            "peaks": [run.module.peak(inputs["n"], every) for every in range(1, inputs["lengths"] + 1)]}

@@ -4,8 +4,8 @@ Few checkpoints make long segments, short segments many checkpoints. In between 
 """
 
 def peak(n, every):
-    """The most inputs alive at once in backward, in a network of n layers with a checkpoint every `every` layers; every
-    is at most n.
+    """The most inputs alive at once in backward, an int, in a network of n layers with a checkpoint every `every`
+    layers; n is 1 to 2,450, every 1 to n.
 
     While a segment is gone through, there are its own inputs, the first of which is its checkpoint, and the checkpoints
     of the segments before it; those after it have been let go of. The last segment may be shorter than the others.
