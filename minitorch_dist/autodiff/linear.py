@@ -1,7 +1,7 @@
 """Reverse mode out of forward mode: linearize, then transpose.
 
 Run dual numbers with the primal known and the tangent unknown. The nonlinear
-work is done there and then; of the tangents' journey a linear program is left:
+work is done there and then; what remains to be done to tangents is a linear program:
 
     >>> import numpy as np, minitorch_dist as mt
     >>> y, program = mt.linearize(lambda x: mt.sum(mt.sin(x) * 2.0), np.ones(3))
@@ -13,9 +13,9 @@ work is done there and then; of the tangents' journey a linear program is left:
       d : float64[]  = sum(c)
       return d
 
-Behind a semicolon stands what the nonlinear run has left: here cos x. Read
-downwards the program is forward mode, for any tangent. Read upwards, each line
-by its transpose, it is reverse mode: there is no third way to differentiate.
+Behind a semicolon stands what the nonlinear run has left: here cos x, and the
+factor 2. Read downwards the program is forward mode, for any tangent. Read
+upwards, each line by its transpose, it is reverse mode.
 
     >>> print(program.T)
     linear program of 1 input
@@ -79,7 +79,7 @@ class Equation:
         """Let go of the residuals, which somebody else keeps: only transposing works then, once `saved` is set."""
         self.saved = self.terms = None
 
-    primitive = property(lambda self: self)     # set as an attribute it would be a cycle
+    primitive = property(lambda self: self)     # an attribute would be a reference cycle
 
     def apply(self, values):
         """This line's value, given {parent: value}."""
@@ -93,7 +93,7 @@ class Equation:
 
 
 def _pull(linear, build, its):
-    """A term's transpose, of which `its` part of what is saved is the residual, taken apart."""
+    """A term's transpose. saved[its] has the arrays of its residual, which `build` puts together again."""
     return lambda ct, saved: linear.transpose(ct, build(saved[its]))
 
 

@@ -12,13 +12,13 @@ cotangent. So a derivative is written once, and only the few LinearOps know how
 to be transposed.
 
 A residual is a function, the name of a saved value ("shape axes": a tuple of
-two), a pair (names, function of their values), or None. The names, and those of a function's parameters, say what must
-be kept for backward: inputs by their names, `ans` the output, `aux` the
-forward's side result, and the primitive's own constants (`params`). An input
-without a rule has no derivative.
+two), a pair (names, function of their values), or None. These names, or those
+of the function's parameters, say what must be kept for backward: inputs by
+their names, `ans` the output, `aux` the forward's side result, and the
+primitive's own constants (`params`). An input without a rule has no derivative.
 
 Residuals use the same functions that users call. On raw arrays these run bare;
-on traced values they record: one rule gives first-order speed and any order.
+on traced values they record: one rule is fast at first order, and right at any.
 """
 
 import inspect
@@ -45,13 +45,13 @@ class State(threading.local):
     counting   whether the ledger counts the bytes that are kept
     again      whether a checkpointed segment is being run for the second time
     again_in   None, or a function to call where a checkpoint is made, with the date at which its segment began. It
-               returns one that makes a context for the second run, and one that says of an array whether that context
-               brings it, so that it needn't be kept
+               returns two functions: one makes a context for the second run, the other says of an array whether that
+               context brings it, so that it needn't be kept
     recall     None, or the Recall of a checkpoint that saves the results of some ops
     capture    None, or the Capture that ops become a part of instead of being run (compiler/capture.py)
     autocast   None, or the Region that chooses the precision in which each op runs (autocast.py)
-    special    what the fast paths look at: GENERAL where any of these needs the general path, SILENT where ops are
-               only not recorded, else None
+    special    what the fast paths look at: GENERAL where any of these needs the general path, SILENT where ops just
+               aren't recorded, else None
     callbacks  what to run when the backward pass now under way is through
     """
 
@@ -128,7 +128,7 @@ class Rule:
         else:
             names = list(inspect.signature(residual).parameters)
         self.places = places = primitive.places(names)
-        # One Python call fewer per op in backward where the common shapes of a rule are composed here.
+        # The common forms of a rule are composed here: one Python call fewer per op in backward.
         if residual is None:
             self.residual = lambda saved: None
             self.pull = None if linear.name == "same" else lambda ct, saved: transpose(ct, None)
@@ -147,7 +147,7 @@ class Rule:
 
 
 class Into:
-    """In a pullback's `wanted`: yes, and here is where the cotangent will end up. Always true."""
+    """An entry of a pullback's `wanted`: yes, and the cotangent will end up in this array. Always true."""
 
     __slots__ = ("array",)
 
@@ -169,17 +169,17 @@ class Primitive:
                 with `multi` -> tuple of arrays
     inputs      names of the differentiable positions, e.g. "x y"
     params      names of the constants that follow them, e.g. "shape axes"
-    definition  fused ops: the same function in ordinary ops. It speaks for the op wherever
+    definition  fused ops: the same function in ordinary ops. It stands in for the op wherever
                 the kernel cannot: in forward mode, and when backward is itself differentiated
     pullback    fused ops: (ct, wanted, …named values) -> one cotangent per input, None where
                 `wanted` is False. Where it is an Into, the cotangent may be written into that
                 array and returned as it, which saves a copy
-    reads       fused ops whose cotangents are made apart: {input: names of what its own is made of}; else of all that
-                pullback names
+    reads       fused ops that make their cotangents independently: {input: names of what its cotangent is made of}.
+                Default: each is made of all that pullback names
     own_sums    fused ops: it computes floats of 16 bits in float32 itself; all others are given them as float32
     rules       per input: (LinearOp, residual), or nothing where there is no derivative
 
-    A fused op has either rules or a pullback; without a definition it cannot be
+    A primitive has either rules or, if it is fused, a pullback; without a definition that cannot be
     differentiated twice, and says so. An input of a fused op may be left out by giving None.
     On the host, forward and pullback of a fused op get floats of 16 bits as float32, and their results are rounded.
     """
@@ -229,8 +229,8 @@ class Primitive:
         return tuple(i in found for i in range(len(self.layout)))
 
     def read(self, wanted):
-        """Per place of `layout`: whether the cotangents of these inputs are made of it, once it has been kept. Of a
-        fused op less may be: a second derivative wants more."""
+        """Per place of `layout`: whether the cotangents of these inputs are made of it. Of a fused op that may be less
+        than `keeps`, which has what a second derivative needs as well."""
         wanted = tuple(map(bool, wanted))
         if wanted not in self.known:
             self.known[wanted] = self._among(self.reads or self.needs, wanted)
@@ -309,20 +309,20 @@ class Variadic:
 
 def bind(primitive, args, params=()):
     """Apply a primitive to values of any kind: the one dispatch."""
-    special = state.special is GENERAL
-    if special and state.autocast is not None:
+    general = state.special is GENERAL
+    if general and state.autocast is not None:
         return state.autocast.bind(primitive, args, params)
     level = -1
     for a in args:
         if a.__class__ in TRACED and a.level > level:
             level, top = a.level, a
     if level < 0:
-        if special and state.capture is not None:
+        if general and state.capture is not None:
             if definition := state.capture.definition(primitive, args, params):
                 return definition(*args, *params)
             out = state.capture.apply(primitive, args, params)
         else:
-            try:
+            try:        # forward_itself, without the call
                 out = primitive.forward(*args, *params)
             except Exception as error:
                 check_devices(primitive.name, args, error)

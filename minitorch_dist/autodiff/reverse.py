@@ -52,7 +52,7 @@ hooked = False      # whether any tensor ever had a hook on its gradient: most p
 
 def backward_from(output, gradient, retain=False, create=False, before=()):
     """Tensor.backward: check the cotangent, run the loop, leave gradients on the leaves. before: [(leaf, array)], what
-    of their gradients is there already, to which this pass's contributions are added."""
+    of their gradients is there already: this pass adds to it."""
     if output.level:
         raise RuntimeError("backward() on a value inside a transform (grad, vjp, …): use grad or vjp there too")
     if output.node is None:
@@ -85,8 +85,8 @@ def backward_from(output, gradient, retain=False, create=False, before=()):
 
 
 class one_pass:
-    """What is inside is a backward pass to hooks, which may ask for something at its end, and to timelines. Under
-    autocast too its ops run in the dtypes that forward has chosen."""
+    """What runs inside is one backward pass: for hooks, which may ask for something at its end, and for timelines. Its
+    ops run in the dtypes that forward has chosen, under autocast too."""
 
     __slots__ = ("name", "outer", "modes", "begin")
 
@@ -97,7 +97,7 @@ class one_pass:
         self.outer, state.callbacks = state.callbacks, []
         self.modes = NOTHING
         if state.autocast is not None:
-            state.autocast.casts.clear()    # gradients are there for writing parameters, perhaps without a word
+            state.autocast.casts.clear()    # stale soon: who has gradients writes parameters, perhaps unseen
             self.modes = mode(autocast=None)
         self.modes.__enter__()
         self.begin = now() if open_ledgers else None
@@ -144,7 +144,7 @@ def run(seeds, retain=False, create=False, into=None, stops=()):
     into    {leaf: cotangent} to fill (functional transforms); None stores gradients on the leaves' tensors
     stops   nodes to treat as leaves
     """
-    if state.autocast is not None:      # a transform's
+    if state.autocast is not None:      # inside a transform, which hasn't come by one_pass
         with mode(autocast=None):
             return run(seeds, retain, create, into, stops)
     uses = count_uses(seeds, stops)
@@ -162,7 +162,7 @@ def run(seeds, retain=False, create=False, into=None, stops=()):
         node, ct = ready.pop()
         saved, primitive = node.saved, node.primitive
         if saved.__class__ is not tuple:
-            again = create or ct.__class__ in TRACED        # to be differentiated: what that reads comes back too
+            again = create or ct.__class__ in TRACED        # if this pass is differentiated too, it reads more
             saved = saved.open(node, None if again else [p is not None for p in node.parents])
         if log.newest > node.date:
             check_stale(node, saved)
@@ -185,7 +185,7 @@ def run(seeds, retain=False, create=False, into=None, stops=()):
                     if g is not None and (g.shape != parent.shape or g.dtype != parent.dtype):
                         g = fit(g, parent)
                 owned = primitive.fresh[i]
-                if parent in partial:       # what arrived alone before is its maker's, or somebody else's, array
+                if parent in partial:       # a sum is an array of our own, a lone contribution perhaps not
                     before, owned = partial.pop(parent), g is not None
                     last = uses[parent] == 1 and parent.primitive is None and not create and into is None
                     g = before if g is None else added(before, g, parent) if last else before + g
@@ -257,13 +257,13 @@ def finish_leaf(leaf, ct, owned, create, into, stops):
 
 
 def added(x, y, parent):
-    """x + y, the last two contributions to a leaf: at once where its gradient shall be, if that is known."""
+    """x + y, the last two contributions to a leaf: written where its gradient shall lie, if that is known."""
     where = place(destination(parent), x.dtype)
     return x + y if where is None else xp.add(x, y, out=where)
 
 
 def destination(parent):
-    """Into the array that a leaf's last or only contribution may be written to at once; True where there is none."""
+    """Into(the array that a leaf's last or only contribution may be written to at once); True where there is none."""
     if parent.primitive is None and parent.grad_view is not None:
         tensor = parent.tensor()
         if tensor is not None and tensor.grad is None:

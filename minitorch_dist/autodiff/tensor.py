@@ -373,17 +373,17 @@ def attach(primitive, parents, raw, params, out, aux, level):
         return tuple(wrap(o, None, level) for o in out) if primitive.multi else wrap(out, None, level)
     everything = (out, *raw, *params, aux) if primitive.aux else (out, *raw, *params)
     saved = tuple([v if k else None for v, k in zip(everything, primitive.keeps(wanted), strict=True)])
-    special = state.special is GENERAL
-    if special and state.pack is not None:
+    general = state.special is GENERAL
+    if general and state.pack is not None:
         saved = Packed(saved, *state.pack)
     shape, dtype = (None, None) if primitive.multi else (out.shape, out.dtype)
     node = Node(primitive, parents, saved, shape, dtype)
-    if special and state.counting:
+    if general and state.counting:
         for p, r in zip(parents, raw, strict=True):
             if isinstance(p, Leaf):
                 keep(lower(r), "parameter")
         count_kept(saved)
-    if special and state.anomaly:
+    if general and state.anomaly:
         node.where = check_forward(primitive, raw, out)
     return outputs(node, out, level) if primitive.multi else wrap(out, node, level)
 

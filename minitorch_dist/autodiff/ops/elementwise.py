@@ -53,7 +53,7 @@ power = binary(
     "x to the y. The derivative with respect to y is taken as 0 where x ≤ 0.")
 
 
-# The residual names x to say that mod is linear in pieces only.
+# The residual needs nothing, and names x all the same: so linear_transpose knows that mod isn't linear in x.
 mod = binary("mod", xp.remainder, (same, lambda x: None), (scale, lambda x, y: -floor(x / y)),
              "x - y·floor(x / y), of y's sign; the jumps are passed over")
 
@@ -194,7 +194,7 @@ _cast = Primitive("astype", _converted, params="old new", x=(cast, "old new"))
 def where(condition, x, y):
     """x where condition, else y; the three broadcast. condition is bool and gets no gradient."""
     mask = lower(condition)
-    mask = getattr(mask, "sharded", mask)       # one that lies on a mesh says where the op runs, be x and y whole
+    mask = getattr(mask, "sharded", mask)       # one on a mesh says where the op runs, even if x and y are whole
     out = bind(_where, (xp.bool_(mask) if mask.__class__ is bool else mask, weak(x, y), weak(y, x)))
     return out if out.__class__ in TRACED else constant(out, condition)
 
