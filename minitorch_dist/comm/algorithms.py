@@ -35,11 +35,14 @@ from .reduction import cut
 def ring(wire, x, combine):
     """Everybody sends one N-th to the right and receives one from the left, 2(N-1) times.
 
-    First half, reduce-scatter: each piece travels once round and collects. N = 3, a piece of rank 0, 1, 2 is a, b, c:
+    First half, reduce-scatter: each piece travels once round and collects. With N = 3, and pieces a, b, c:
 
-        rank 0   a0      a1      a2          a0      a1      a012 ◄     step 1: 0 sends a0, 1 sends b1, 2 sends c2
-        rank 1   b0 ...  of pieces 0, 1, 2:  piece p is complete        step 2: what arrived, with the own part added,
-        rank 2   c0      after N-1 steps on rank p-1                            goes on to the right
+                 at the start         after step 1           after step 2
+        rank 0   a0    a1    a2       a0    a1    ca2        a0    abc1  ca2       sends a0, then ca2
+        rank 1   b0    b1    b2       ab0   b1    b2         ab0   b1    abc2      sends b1, then ab0
+        rank 2   c0    c1    c2       c0    bc1   c2         abc0  bc1   c2        sends c2, then bc1
+
+    piece p is complete after N - 1 steps, on rank p - 1.
 
     Second half, all-gather: the complete pieces travel once round, and overwrite.
     """
@@ -140,7 +143,7 @@ def surplus(n):
 def folded(wire, x, combine, among):
     """Run `among(me, real)` on a power of two of ranks, renumbered `me`; real(i) is who has number i.
 
-    The first ranks in pairs: the even one hands its x to the odd one, and gets the result from it at the end. N = 5:
+    The first ranks form pairs: the even one hands its x to the odd one, and gets the result from it at the end. N = 5:
 
         rank     0 ──► 1    2    3    4
         me             0    1    2    3
@@ -203,7 +206,7 @@ class Wire:
 # ---------------------------------------------------------------- a function of one's own
 
 def named(algorithm):
-    """What `algorithm` stands for: of "folder/file.py:name" the function, of all else itself.
+    """What `algorithm` stands for: "folder/file.py:name" for that function, anything else for itself.
 
     ValueError where the file can't be found or imported, or has no such function of three arguments.
     """
@@ -252,8 +255,8 @@ def _imported(algorithm, path):
 class Algorithm(NamedTuple):
     """function(wire, x, combine); steps(N), one after the other; sent(N, rank, n): elements that a rank sends, of n.
 
-    The cost model (comm/cost.py) needs two more: multiples of the array that, along the longest chain of messages,
-    travel, `moved(N)`, and are added up, `added(N)`.
+    The cost model (comm/cost.py) needs two more, counted along the longest chain of messages: how many times the
+    array's length travels, `moved(N)`, and is added up, `added(N)`.
     """
 
     function: Callable

@@ -21,7 +21,7 @@ from .expressions import REDUCTIONS, expressible
 from .ir import kind, letters, written
 from .rules import VIEWS, count
 
-NEAR = 8            # kernels that are tried
+NEAR = 8            # kernels that an op or a kernel tries to join
 LIMIT = 100         # ops in a kernel: a C compiler takes long over more
 FULL, ROW, COLUMN, SCALAR = "full", "row", "column", "scalar"
 
@@ -129,7 +129,7 @@ class Kernel:
         first = next(iter(shapes))
         for k in range(len(first), 0, -1):
             columns = count(first[len(first) - k:])
-            if all(split(s, columns) is not None for s in shapes) and all(even(v, s, columns) for v, s in pairs):
+            if all(split(s, columns) is not None for s in shapes) and all(all_or_one(v, s, columns) for v, s in pairs):
                 return columns
         return 1 if not first or not all(split(s, first[-1]) is not None for s in shapes) else first[-1]
 
@@ -172,7 +172,7 @@ def one_per_row(shape, full, columns):
     return k is not None and padded[:len(full) - k] == full[:len(full) - k] and set(padded[len(full) - k:]) <= {1}
 
 
-def even(shape, full, columns):
+def all_or_one(shape, full, columns):
     """Whether an input of `shape` has, over the columns, either all elements or one."""
     k = split(full, columns)
     if k is None:

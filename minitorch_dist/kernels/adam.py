@@ -11,7 +11,7 @@ With g the gradient (unscaled, its sign turned to maximize, plus weight_decay ·
 What is saved: one pass instead of twelve. It reads p, g, m, v and writes p, m, v: 28 bytes per float32 parameter (36
 with amsgrad, 30 for a bfloat16 parameter and gradient with a float32 master weight), where separate operations move
 some 130. With state of 8 bits it is 17 bytes: m and v are unpacked, updated and packed again in registers (packing.py).
-A small model's step is nothing but launches, so that there is one for all parameters, of any number of flat buffers and
+A small model's step is nothing but launches, so there is one for all parameters, of any number of flat buffers and
 groups. Three tables on the device make that possible:
 
     work      row i: what program i does    addresses of p, master, g, m, v, v̂ | elements | parameter      int64

@@ -2,7 +2,7 @@
 
 Nothing is fused and nothing saved: 12 bytes per float32 element (read x, read y, write out), as with CuPy's own `+`. It
 shows the parts that every kernel has. A grid of programs runs, each on BLOCK neighbouring elements; a program finds its
-own from its number, and a mask keeps the last one from reading and writing behind the end.
+own from its number, and a mask keeps the last one from reading and writing past the end.
 
     program      0               1               2
     x        |--------------|--------------|-------XXXXXXX      X: masked

@@ -41,7 +41,8 @@ class Bucket:
     names     {id of a parameter: what it is called}, for messages
     segments  where each parameter's gradient lies in `grads`
     grads     1-d array of all its gradients, zeros between them; at its end a count for each parameter: 1 where this
-              rank has a gradient for it. Summed along, it says how many ranks have used it, at no call of its own.
+              rank has a gradient for it. Summed like the gradients, it says how many ranks have used it, without a call
+              of its own.
     """
 
     def __init__(self, index, tensors, comm, over=None, names=None):

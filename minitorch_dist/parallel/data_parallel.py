@@ -30,11 +30,11 @@ class DistributedDataParallel(ReducingModule):
                        broadcast. Frozen parameters stay out of all that follows
     comm               the Communicator (default: the world's)
     bucket_cap_mb      bytes (MiB) of gradients per all-reduce; first_bucket_mb for the first
-    broadcast_buffers  before each forward in training, buffers become rank 0's (BatchNorm's need it not: its
+    broadcast_buffers  before each forward in training, buffers become rank 0's (BatchNorm's don't need it: its
                        statistics are those of the global batch, see batch_norm.py)
     exact              sums equal to the last bit on 1, 2, 4 … micro_shards ranks: call backward once per
                        micro-shard, micro_shards/ranks times a step; the last one leaves the sum. Buffers are then
-                       broadcast once, at the beginning. A step that is left half-way is to be given up by
+                       broadcast once, at the beginning. To leave a step half-way, call
                        forget_step(). Dropout must be keyed by sample: forward inside of backend.random_scope
 
     Each bucket is posted from the gradient hook that completes it, in order, and waited for at the end of backward.
@@ -56,7 +56,7 @@ class DistributedDataParallel(ReducingModule):
                          first_bucket_mb=first_bucket_mb, broadcast_buffers=broadcast_buffers, exact=exact,
                          micro_shards=micro_shards)
         check_reducible(module, "DistributedDataParallel", ", and register fp16_compress to halve what is sent")
-        self.under_way = None       # of a backward that hasn't come to its end, or has raised: whether it reduces
+        self.under_way = None       # whether the backward under way, or one that has raised, reduces
         self.comm_hook = comm_hooks.all_reduce
         self.caps = first_bucket_mb * MIB, bucket_cap_mb * MIB
         self.names = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
@@ -177,7 +177,7 @@ class DistributedDataParallel(ReducingModule):
 
     def _forget(self, reducing):
         """Clear away what a pass that raised has left. All ranks have met an exception in it, perhaps each somewhere
-        else: so each posts the rest of its buckets, that all have posted the same. (A rank that has met none finds the
+        else: so each posts the rest of its buckets, and all have posted the same. (A rank that has met none finds the
         mark of give_up.) In exact mode, where a pass posts nothing before its end, the step begins anew."""
         if reducing and not self.exact:
             new = [bucket.grads.copy() for bucket in self.buckets]      # the first gradient of the next is there

@@ -80,11 +80,11 @@ def along_tree(leaves):
 
 
 class Sources:
-    """Of a module that is `divided_over` ranks which have samples of their own: what its parameters get from each.
+    """What each rank gives to the parameters of a module that is `divided_over` ranks which have samples of their own.
 
     Rows that come from n ranks are multiplied by n copies of a parameter, which are one piece of memory seen n times,
     (n, *shape); and that is a leaf, whose gradient is n gradients. The parameter itself has none until they have been
-    added up: by the wrapper that has made this. A copy of the module has no sources, for nobody would.
+    added up, by the wrapper that has made this. A copy of the module has no sources, for nobody would add them up.
     """
 
     def __init__(self, module):

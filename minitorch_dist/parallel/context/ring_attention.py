@@ -8,10 +8,10 @@
 
 Softmax over a row in pieces: a piece gives o, softmax within it times v, and L, the logarithm of its sum of
 exponentials. Two pieces together have L = log(exp L₁ + exp L₂) and o = o₁ exp(L₁ - L) + o₂ exp(L₂ - L). For backward
-stay q, k, v, o and L of the own part, 1/N of everything: p = exp(score - L) is made again, piece by piece, in a second
-round. The gradients of k and v travel behind them, one rank adding to them after the other, and are home at its end.
+a rank keeps q, k, v, o and L of its own part, 1/N of everything: p = exp(score - L) is made again, piece by piece, in a
+second round. The gradients of k and v travel behind them, each rank adds to them, and at the end they are home.
 
-Causal, half of the products are empty, and are left out. Which half, depends on who has what:
+Causal, half of the products are empty, and are left out. Which half depends on who has what:
 
     position     0  1  2  3  4  5  6  7
     contiguous   0  0  1  1  2  2  3  3      rank r has r + 1 products of T/N: the last rank N times what the first has

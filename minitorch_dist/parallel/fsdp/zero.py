@@ -8,7 +8,7 @@
     3, near  and ψ/g until backward              the same                                 2ψ, and ψ · (g-1)/g nearby
 
 (near: g neighbours keep values from forward to backward. Held: parameters + gradients + Adam's two states.) Frozen
-parameters have the first of these alone, and are sent in stage 3 alone: for them it holds 4ψ/N, and gathers 2ψ.
+parameters have neither gradients nor states, and are sent in stage 3 alone: it holds 4ψ/N of them, and gathers 2ψ.
 Sources: Rajbhandari et al. 2020, "ZeRO", table 1 and section 7; Wang et al. 2023, "ZeRO++" (near).
 """
 
@@ -25,7 +25,7 @@ def held(stage, elements, ranks, sizes=BYTES):
 
 
 def sent(stage, elements, ranks, replicas=1):
-    """Elements that a rank sends per step, in a stage in which so many ranks share a copy: (among them, to the
+    """Elements that a rank sends per step, where so many ranks share each of the replicas: (among them, to the other
     replicas)."""
     return SENT[stage] * elements * (ranks - 1) / ranks, 2 * elements / ranks * (replicas - 1) / replicas
 

@@ -6,7 +6,7 @@
     …                                                       backward two; a point: the rank waits (the bubble)
 
 What the steps are, and which rank has which stages: schedule_steps.py. Those that repeat one pattern, zb_v, v_half and
-v_min, are made in schedule_blocks.py; DualPipeV, whose ranks do two steps at a time, in schedule_dual.py. Of the others
+v_min, are made in schedule_blocks.py; DualPipeV, whose ranks do two steps at a time, in schedule_dual.py. In the others
 a rank's list is written as phases, (how many times, what): [(2, "F"), (3, "FB")] is F0 F1 F2 B0 F3 B1 F4 B2 … Each
 letter takes the next step of its kind, and none where there is none left.
 """
@@ -130,7 +130,7 @@ def zb_h2(ranks, micro_batches):
         waiting within `period`     (p-1)·(T_F + T_I - 2·T_W)                   where T_W ≤ T_I ≤ T_F and m ≥ 2p-1
 
     Rank r holds min(m, 2(p-r)-1) micro-batches, and what min(m, 2r+1) weight gradients need: of no more than 2p-1
-    together, about twice ZB-H1's. What the next batch waits for here: Pipeline. Source: Qi et al. 2023.
+    together, about twice ZB-H1's. Pipeline says what the next batch waits for here. Source: Qi et al. 2023.
     """
     check_sizes(ranks, micro_batches)
     m = micro_batches

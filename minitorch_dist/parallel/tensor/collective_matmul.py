@@ -13,11 +13,11 @@ them have a message to hide. On three ranks:
 
 Left, rank r multiplies what it has while that is on its way to rank r + 1. Right, rank r makes its product for a part
 while the sum for the part before is on its way to rank r + 1, which adds its own. Each is the other's transpose: the
-cotangent of x in the one is the other, of the cotangent, with W in the place of Wᵀ. The cotangent of W is a sum of N
-products with the parts that come by.
+cotangent of x in one is made by the other, from the cotangent of y or z, with W in the place of Wᵀ. The cotangent of W
+is a sum of N products with the parts that come by.
 
-The sum for part r begins with rank r + 1's product, goes on with r + 2's, and ends with r's own; that for W begins with
-the own part and goes on with that of r - 1: orders that no timing changes. What is sent are the collectives' bytes, in
+The sum for part r begins with rank r + 1's product, goes on with r + 2's, and ends with r's own; the sum for W begins
+with r's own part and goes on with r - 1's: orders that no timing changes. What is sent are the collectives' bytes, in
 N - 1 messages. Floats of 16 bits are rounded after each product; sums are made, and travel, in float32.
 
 Where a product takes p seconds and a message h, N p + (N - 1) h become p + (N - 1) max(p, h), if messages move by
