@@ -109,6 +109,7 @@ def picture(found, path, ranks):
             height = np.array([found[name].held[kind] / 1e6 for name in names])
             holds.bar(at, height, 0.62, bottom, color=color, label=kind)
             bottom += height
+        holds.set_ylim(0, 1.04 * bottom.max())
         holds.set_ylabel("MB that a rank holds")
         holds.legend(fontsize=9, ncols=len(HELD), loc="upper center", bbox_to_anchor=(0.5, 1.14), frameon=False)
         sends.bar(at, [found[name].sent / 1e6 for name in names], 0.62, color="#777777")
