@@ -303,14 +303,16 @@ def test_a_part_that_was_broken_off_counts_as_not_done(tmp_path, again, posted):
 
 HEAD = """# What you see when a rank fails
 
-Written by `python -m tests.comm.test_faults`, from the runs of `tests/comm/faulty.py` on 2 ranks (MPICH) that the tests
-provoke; a test fails when this page is no longer true. In each, rank 1 does what the code shows and rank 0 goes on
+The tests run these faults on 2 ranks, with MPICH (`tests/comm/faulty.py`); `python -m tests.comm.test_faults` writes
+this page, and a test fails when it is no longer true. In each, rank 1 does what the code shows and rank 0 goes on
 reducing, unless the code is for both; a function without arguments runs before rank 1 comes to comm.world(). Every job
-ends within seconds, with a status other than 0, and leaves no process and no shared memory behind. The stall limit,
-600 s unless `MINITORCH_STALL_SECONDS` says otherwise, was set to 1 s (comm.world() waits 5 s at least), and to 60 s
-where ranks wait for each other in different communicators. They are told after 5 s, where it is certain: a circle
-through ranks of different nodes, a send, a message from anybody, or a part that another rank does in its own `wait`
-ends at the stall limit, and so does one through collectives with `MINITORCH_CHECK=0`.
+ends within seconds, with a status other than 0, and leaves no process and no shared memory behind.
+
+A rank that waits for longer than the stall limit ends the job. The limit is 600 s unless `MINITORCH_STALL_SECONDS` says
+otherwise; here it was 1 s (comm.world() waits 5 s at least). Ranks that wait for each other in different communicators
+are told after 5 s, whatever the limit (here 60 s), where that is certain. It isn't for a circle through ranks of
+different nodes, a send, a message from anybody, or a part that another rank does in its own `wait`, nor, with
+`MINITORCH_CHECK=0`, for one through collectives: such a circle ends at the stall limit.
 
 | fault | status | who speaks |
 |---|---:|---|
