@@ -12,7 +12,7 @@ from ..backend import TILE, device_of, module_of, number, refuse_in_graph, to, t
 from ..flat import flat_buffers
 from ..torch_names import NAMES, tell
 from .packed import Packed, arrays_of, values_of
-from .settings import check_settings, holds
+from .settings import AT_LEAST_0, check_settings, holds
 from .slots import Slot, runs
 
 DEVICE_TILE = 1 << 22           # elements for which a GPU has temporary arrays at a time, of unpacked state say
@@ -223,6 +223,8 @@ class Optimizer:
             raise TypeError(f"{type(self).__name__}.step takes no closure: forward and loss.backward() come before it")
         for group in self.param_groups:     # which schedules write into
             self._as_numbers(group)
+            if not holds(AT_LEAST_0[0], group["lr"], group):
+                self._check_groups([group])
         begin = ledger.now() if ledger.open_ledgers else None
         if any(slot.segment.tensor.leaf.flat is not flat
                for flat, slots in zip(self.flats, self.slots, strict=True) for slot in slots):

@@ -4,6 +4,7 @@ import math
 from numbers import Real
 
 from ..torch_names import NAMES, tell
+from .settings import AT_LEAST_0, check_settings, holds
 
 
 def constant(warmup=0):
@@ -78,17 +79,23 @@ class LambdaLR:
     """lr = initial lr · lr_lambda(step), for every group; step() after each optimizer.step().
 
     A group's initial lr is the one that it has now. A run that goes on makes its schedule as at first, and then loads
-    the optimizer's state, which has the lr of when it was saved, and calls go_to(steps).
+    the optimizer's state, which has the lr of when it was saved, and calls go_to(steps). ValueError for a factor below
+    0, and for NaN.
     """
 
     def __init__(self, optimizer, lr_lambda):
+        if not callable(lr_lambda) or not hasattr(optimizer, "param_groups"):
+            raise TypeError("LambdaLR takes an optimizer, and one function of the step for all of its groups; got "
+                            f"{type(optimizer).__name__} and {type(lr_lambda).__name__}")
         self.optimizer, self.lr_lambda, self.steps = optimizer, lr_lambda, 0
         self.initial = [group["lr"] for group in optimizer.param_groups]
         self._apply()
 
     def _apply(self):
+        factor = self.lr_lambda(self.steps)
+        check_settings(**{f"lr_lambda({self.steps})": (factor, holds(AT_LEAST_0[0], factor, None), AT_LEAST_0[1])})
         for group, lr in zip(self.optimizer.param_groups, self.initial, strict=True):
-            group["lr"] = lr * self.lr_lambda(self.steps)
+            group["lr"] = lr * factor
 
     def step(self):
         """Move on to the next step's rate."""

@@ -115,3 +115,28 @@ def test_constant():
     for _ in range(5):
         schedule.step()
     assert optimizer.lr == 0.3
+
+
+@pytest.mark.parametrize(("factor", "says"), [
+    (lambda step: 1.5 - step, r"lr_lambda\(2\) is -0.5; it must be at least 0"), (lambda step: math.nan, "is nan"),
+    (lambda step: None, r"lr_lambda\(0\) is None"), (lambda step: "1", r"lr_lambda\(0\) is '1'"),
+    ([lambda step: 1.0], "one function of the step for all of its groups; got SGD and list")])
+def test_a_factor_that_is_none_is_told(factor, says):
+    optimizer = optim.SGD([parameter()], lr=2.0)
+    with pytest.raises((ValueError, TypeError), match=says):
+        optim.LambdaLR(optimizer, factor).go_to(2)
+    assert optimizer.lr >= 0
+    with pytest.raises(TypeError, match="takes an optimizer, and one function .*; got list and function"):
+        optim.LambdaLR([optimizer], lambda step: 1.0)
+
+
+@pytest.mark.parametrize("rate", [-0.1, math.nan, None, "0.1"], ids=str)
+@pytest.mark.parametrize("make", [optim.SGD, optim.AdamW])
+def test_a_rate_that_is_none_is_told_before_anything_is_updated(make, rate):
+    p, q = parameter(), parameter(2)
+    optimizer = make([{"params": [p]}, {"params": [q]}], lr=0.5)
+    p.grad, q.grad = (mt.tensor(np.ones(n, np.float32)) for n in (3, 2))
+    optimizer.param_groups[1]["lr"] = rate
+    with pytest.raises(ValueError, match=f"lr is {rate!r}; it must be at least 0"):
+        optimizer.step()
+    assert not p.numpy().any() and not q.numpy().any()
