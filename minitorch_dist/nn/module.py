@@ -129,7 +129,11 @@ class Module:
         object.__setattr__(module, "_name", name)
 
     def register_buffer(self, name, value):
-        """An array that belongs to the state but is not trained (running statistics, masks)."""
+        """An array that belongs to the state but is not trained (running statistics, masks). ValueError for the name of
+        a module or a method, and for one with dots, which stand between those of modules."""
+        if "." in name or name in self._modules or callable(getattr(type(self), name, None)):
+            raise ValueError(f"{type(self).__name__}.register_buffer({name!r}): take a name without dots, which no "
+                             "module and no method here has")
         self._register(self._buffers, name, value)
 
     def forward(self, *inputs):

@@ -388,6 +388,15 @@ def test_a_model_is_cast_to_floats_alone(dtype):
     assert all(np.array_equal(p.numpy(), before[name]) for name, p in model.named_parameters())
 
 
+@pytest.mark.parametrize("name", ["0", "a.b", "forward", "parameters"])
+def test_a_buffer_takes_no_other_s_name(name):
+    model = nn.Sequential(nn.Linear(2, 3))
+    before = list(model.state_dict())
+    with pytest.raises(ValueError, match=f"Sequential.register_buffer\\('{name}'\\): take a name without dots"):
+        model.register_buffer(name, np.ones(2))
+    assert list(model.state_dict()) == before and model(np.ones((1, 2), np.float32)).shape == (1, 3)
+
+
 @pytest.mark.parametrize("state", ["model.npz", None, [np.ones((3, 2))]])
 def test_what_is_no_state_is_told(state):
     with pytest.raises(TypeError, match=r"takes {name: array}, got a (str|NoneType|list); a file is read before"):
