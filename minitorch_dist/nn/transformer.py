@@ -268,7 +268,7 @@ class GPT(Module):
     def features(self, tokens, documents=None):
         """What the last block gives, (batch, time, dim), and the sum of the auxiliary losses, or None."""
         if documents is not None:
-            documents = numbered(documents, tokens.shape)
+            documents = numbered(documents, numbers_in(tokens).shape)
             documents = documents if self.context is None else self.context.whole(documents)
         x, more = self.embedded(tokens, documents)
         x = self.blocks(x, *more)

@@ -273,6 +273,8 @@ def test_tokens_may_be_a_tensor_or_lists():
     for read in (model, KeyValueCache(model).read):
         np.testing.assert_array_equal(read(tokens.tolist()).numpy(), anew(model, tokens))
     np.testing.assert_array_equal(model.generate(mt.tensor(tokens), 3, 0), model.generate(tokens, 3, 0))
+    documents = np.array([[0, 0, 1], [0, 1, 1]])
+    np.testing.assert_array_equal(model(tokens.tolist(), documents.tolist()).numpy(), model(tokens, documents).numpy())
 
 
 def test_a_cache_is_of_one_document_per_row():
