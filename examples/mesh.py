@@ -70,6 +70,8 @@ def parse(argv):
     p.add_argument("--exact", action="store_true", help="the bits of one process, with dp, pp, ep; 8 micro-batches "
                    "over all ranks")
     p.add_argument("--cp-by", choices=list(HOW), default="ring", help="how attention gets the other ranks' positions")
+    p.add_argument("--dispatch-bits", type=int, choices=[4, 8], help="of rows on their way to experts, and of their "
+                   "answers' gradients (default: as they are)")
     p.add_argument("--sequence-parallel", action="store_true", help="tp divides what lies between its matrices, too")
     p.section("task and model")
     p.add_argument("--text", help="a UTF-8 file to learn (default: addition problems)")
@@ -168,6 +170,8 @@ def pipeline_of(args, task, mesh):
         parallelize_module(model, mesh["tp"], plan_of(model), args.sequence_parallel)
     if args.ep > 1:
         parallelize_module(model, mesh["ep"], moe.plan_of(model))
+    if args.dispatch_bits:
+        moe.dispatch_in_few_bits(model, args.dispatch_bits)
     if args.cp > 1:
         context_parallel(model, mesh["cp"], args.cp_by)
     schedule = schedule_of(args.schedule, args.pp, args.micro_batches, args.chunks)
@@ -194,7 +198,7 @@ def on_paper(args, task, mesh):
     job = Job(sizes, **mesh.axes, stage=args.zero, precision="float32", batch=args.batch_size,
               time=task.inputs.shape[1], micro_batches=args.micro_batches, schedule=args.schedule,
               chunks=args.chunks if args.schedule == "interleaved" else 1, sequence_parallel=args.sequence_parallel,
-              cp_by=args.cp_by, tiled_loss=True)
+              cp_by=args.cp_by, tiled_loss=True, dispatch_bits=args.dispatch_bits)
     return plan(job, DEVICES["H100"])
 
 

@@ -85,6 +85,8 @@ def prepare(job, module, mesh):
         context_parallel(module, mesh["cp"], job["cp_by"])
     if job["ep"] > 1:
         tp.parallelize_module(module, mesh["ep"], moe.plan_of(module))
+    if job["dispatch_bits"]:
+        moe.dispatch_in_few_bits(module, job["dispatch_bits"])
     adapt(job, module)
     replicas = mesh["dp", "cp", "ep"]
     if job["stage"] == 0:

@@ -24,6 +24,7 @@ from ..autodiff.ops import transpose
 from ..autodiff.primitive import LinearOp, Primitive, bind
 from ..backend import in_float32, is_short, module_of, xp
 from ..data.loader import share
+from .encodings import from_rows, rows_of_bytes
 from .turns import pause, taking_turns
 
 # ---------------------------------------------------------------- linear maps
@@ -35,7 +36,8 @@ parted = LinearOp("scatter_to", lambda t, r: scatter_to(t, r[0], r[1]), lambda c
 joined = LinearOp("gather_from", lambda t, r: gather_from(t, *r), lambda c, r: scatter_to(c, r[0], r[1]))
 scattered = LinearOp("reduce_scatter", lambda t, r: reduce_scatter(t, *r), lambda c, r: all_gather(c, *r))
 exchanged = LinearOp("all_to_all", lambda t, r: all_to_all(t, *r),
-                     lambda c, r: all_to_all(c, r[0], send_counts=r[2], recv_counts=r[1], what=r[3]))
+                     lambda c, r: all_to_all(c, r[0], send_counts=r[2], recv_counts=r[1], what=r[3], forth=r[5],
+                                             back=r[4]))
 spread = LinearOp("broadcast_from", lambda t, r: broadcast(t, *r), lambda c, r: reduce(c, *r))
 collected = LinearOp("reduce", lambda t, r: reduce(t, *r), lambda c, r: broadcast(c, *r))
 
@@ -90,13 +92,14 @@ def _reduce_scatter(x, comm):
     return out
 
 
-def _exchange(x, comm, send_counts, recv_counts, what):
-    out = _empty(x, len(x) if recv_counts is None else sum(recv_counts))
-    work = comm.all_to_all(out, _contiguous(x), send_counts, recv_counts, async_op=taking_turns(), what=what)
+def _exchange(x, comm, send_counts, recv_counts, what, forth=None, back=None):
+    sent = _contiguous(x) if forth is None else rows_of_bytes(x, forth)
+    out = _empty(sent, len(x) if recv_counts is None else sum(recv_counts))
+    work = comm.all_to_all(out, sent, send_counts, recv_counts, async_op=taking_turns(), what=what)
     if work is not None:
         pause()
         work.wait()
-    return out
+    return out if forth is None else from_rows(out, forth, x)
 
 
 def _broadcast(x, comm, src):
@@ -119,8 +122,8 @@ _scatter_to = Primitive("scatter_to", _part, params="comm extent", x=(parted, la
 _gather_from = Primitive("gather_from", _join, params="comm extent", x=(joined, lambda comm, extent: (comm, 0, extent)))
 _all_gather = Primitive("all_gather", _gather, params="comm", x=(gathered, lambda comm: (comm, 0)))
 _scatter = Primitive("reduce_scatter", _reduce_scatter, params="comm", x=(scattered, lambda comm: (comm, 0)))
-_all_to_all = Primitive("all_to_all", _exchange, params="comm send_counts recv_counts what",
-                        x=(exchanged, "comm send_counts recv_counts what"))
+_all_to_all = Primitive("all_to_all", _exchange, params="comm send_counts recv_counts what forth back",
+                        x=(exchanged, "comm send_counts recv_counts what forth back"))
 _spread = Primitive("broadcast", _broadcast, params="comm src", x=(spread, "comm src"))
 _collect = Primitive("reduce", _reduce, params="comm dst", x=(collected, "comm dst"))
 
@@ -169,17 +172,19 @@ def reduce_scatter(x, comm, axis=0):
     return _along(lambda z: bind(_scatter, (z,), (comm,)), x, axis, "reduce_scatter")
 
 
-def all_to_all(x, comm, send_counts=None, recv_counts=None, what=None):
+def all_to_all(x, comm, send_counts=None, recv_counts=None, what=None, forth=None, back=None):
     """Rank i's j-th part of x, along the first axis, becomes rank j's i-th part; `counts` are rows per rank.
 
     Both counts or neither (equal parts). what: a name for what x is, which must be the same on all ranks.
+    forth, back: Blocks (encodings.py) in which x travels, and in which its cotangent does; None: as it is. The blocks'
+    size must divide the last axis. Rounding has the derivative 1.
     """
     if (send_counts is None) != (recv_counts is None):
         raise ValueError("all_to_all: pass both send_counts and recv_counts, or neither (equal parts): backward needs "
                          "the other one")
     if send_counts is not None:
         send_counts, recv_counts = tuple(map(int, send_counts)), tuple(map(int, recv_counts))
-    return bind(_all_to_all, (x,), (comm, send_counts, recv_counts, what))
+    return bind(_all_to_all, (x,), (comm, send_counts, recv_counts, what, forth, back))
 
 
 def broadcast(x, comm, src=0):

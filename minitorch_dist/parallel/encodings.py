@@ -255,6 +255,26 @@ class Blocks(Whole):
         return values.reshape(-1)[:math.prod(shape)].reshape(shape)
 
 
+def rows_of_bytes(x, blocks):
+    """uint8 (n, bytes) of x (n, …): the codes of each x[i] in such Blocks, then its scales. Their size divides the last
+    axis."""
+    if x.shape[-1] % blocks.size:
+        raise ValueError(f"{blocks}: rows of {x.shape[-1]} features aren't made of whole blocks")
+    count, arrays = math.prod(x.shape[1:]), module_of(x)
+    scales, codes = blocks.encode(x)
+    codes = codes.reshape(len(x), count * blocks.bits // 8)
+    return arrays.concatenate([codes, scales.reshape(len(x), count // blocks.size).view(np.uint8)], axis=1)
+
+
+def from_rows(rows, blocks, like):
+    """The arrays again, (n, …) as x[0] of `like` was shaped, and of its dtype."""
+    count, arrays = math.prod(like.shape[1:]), module_of(rows)
+    codes = count * blocks.bits // 8
+    scales = arrays.ascontiguousarray(rows[:, codes:]).view(np.float32 if is_short(like.dtype) else like.dtype)
+    message = scales.reshape(-1), arrays.ascontiguousarray(rows[:, :codes]).reshape(-1)
+    return blocks.decode(message, (len(rows), *like.shape[1:])).astype(like.dtype, copy=False)
+
+
 def _diverged(what, update, value):
     return Diverged(f"{what}: an update of shape {update.shape} has a value of {value}: training has diverged; a "
                     "smaller learning rate may help")

@@ -44,6 +44,7 @@ class Job:
     reshard_after_forward  so many neighbours keep stage 3's values from forward to backward (None: nobody)
     param_bits, reduce_bits  of values, and of gradients, on their way: 8 or 4, in blocks (parallel/fsdp/few_bits.py);
                    None: the precision's
+    dispatch_bits  of rows on their way to experts, and of their answers' gradients: 8 or 4 (parallel/experts/moe.py)
     ValueError where it can't be done.
     """
 
@@ -74,6 +75,7 @@ class Job:
     reshard_after_forward: int | None = None
     param_bits: int | None = None
     reduce_bits: int | None = None
+    dispatch_bits: int | None = None
 
     def __post_init__(self):
         for name in ("dp", "tp", "pp", "cp", "ep", "micro_batches", "batch", "time", "chunks"):

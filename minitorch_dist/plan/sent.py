@@ -14,6 +14,7 @@ from ..flat import BLOCK
 from ..nn.windows import DELTA, LINEAR, STATES
 from ..parallel.context.ring_attention import steps
 from ..parallel.encodings import Blocks
+from ..parallel.experts.moe import dispatched_in
 from ..parallel.fsdp.few_bits import row_bytes
 
 # shard: of dp, where only some share a copy (Job.shard_over); near: of these, who keep values until backward
@@ -63,6 +64,10 @@ def check_messages(job):
         if bits and job.stage < least:
             raise ValueError(f"--{name}-bits {bits} with stage {job.stage}: the least stage with such messages is "
                              f"{least}: take --stage 3")
+    if job.dispatch_bits is not None:
+        if job.ep == 1:
+            raise ValueError(f"--dispatch-bits {job.dispatch_bits} with ep=1, where rows go nowhere: take --ep")
+        dispatched_in(job.model.width, job.dispatch_bits)
 
 
 def travelling(bits, nbytes):
@@ -262,11 +267,14 @@ def expert_parallel(job, place, stages):
     """
     blocks, back = there_and_back(job.flows(stages), "mlp.experts")
     forward = (1 + job.checkpointing) * blocks
-    row, each = job.model.width * job.sizes["parameter"], 2 * (forward + back)
+    row = job.model.width * job.sizes["parameter"]
+    short = row if job.dispatch_bits is None else row_bytes(
+        dispatched_in(job.model.width, job.dispatch_bits), job.model.width)
     counts = [Collective("ep", job.ep, "all_to_all", 8 * job.model.experts, forward * job.micro_batches)]
     return counts * (job.model.capacity_factor is None) + [
-        Collective("ep", job.ep, "all_to_all", job.model.rows(samples * job.time, job.time) * row, each * times)
-        for samples, times in Counter(job.pieces).items()]
+        Collective("ep", job.ep, "all_to_all", job.model.rows(samples * job.time, job.time) * nbytes,
+                   (forward + back) * times)
+        for samples, times in Counter(job.pieces).items() for nbytes in (short, row)]     # to the experts, and back
 
 
 SENT_ALONG = {"tp": tensor_parallel, "pp": pipeline_parallel, "cp": context_parallel, "ep": expert_parallel}

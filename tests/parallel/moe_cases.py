@@ -219,6 +219,72 @@ def gradients(order):
     return True
 
 
+def in_steps(x):
+    """Rows in steps of a 127th of each one's greatest."""
+    x = x.numpy() if hasattr(x, "numpy") else np.asarray(x)
+    step = np.abs(x).max(-1, keepdims=True) / 127
+    return np.rint(x / np.where(step > 0, step, 1)) * step
+
+
+forward_in_steps, gradients_in_steps = mt.custom_vjp(in_steps), mt.custom_vjp(lambda x: x)
+forward_in_steps.defvjp(lambda x: (in_steps(x), None), lambda saved, ct: (ct,))
+gradients_in_steps.defvjp(lambda x: (x, None), lambda saved, ct: (in_steps(ct),))
+
+
+class Short(nn.Module):
+    """Experts in one process, as if rows and their answers' gradients had travelled in 8 bits."""
+
+    def __init__(self, experts):
+        super().__init__()
+        self.experts = experts
+
+    def forward(self, x, counts=None):
+        return gradients_in_steps(self.experts(forward_in_steps(x), *([] if counts is None else [counts])))
+
+
+def short_dispatch(factor):
+    """(the largest distance of y, of x's and of the experts' gradients from one process's, {pass: bytes sent})"""
+    world, size, tokens = comm.world(), 8, 10
+    n = world.size
+    x, u = values((3 * n, tokens, size), 7), values((3 * n, tokens, size), 8)
+    mine = slice(3 * world.rank, 3 * world.rank + 3)
+    whole = layer(None, size, 4, capacity_factor=factor, group=tokens)
+    whole.experts = Short(whole.experts)
+    every = mt.tensor(x, requires_grad=True)
+    mt.sum(whole(every)[0] * u).backward()
+    model = layer(world, size, 4, capacity_factor=factor, group=tokens)
+    ep.dispatch_in_few_bits(model)
+    part = mt.tensor(x[mine], requires_grad=True)
+    with ledger.record() as forward:
+        y = model(part)[0]
+    with ledger.record() as backward:
+        mt.sum(y * u[mine]).backward()
+    here = slice(4 // n * world.rank, 4 // n * (world.rank + 1))
+    ours, theirs = model.experts, whole.experts.experts
+    far = [abs(part.grad.numpy() - every.grad.numpy()[mine]).max()] + [
+        abs(getattr(ours, name).grad.numpy() - getattr(theirs, name).grad.numpy()[here]).max()
+        for name in ("up", "down")]
+    return far, [book.total_bytes_sent() for book in (forward, backward)], moe.capacity_of(tokens, 4, 2, factor or 1)
+
+
+def short_training():
+    """{bits of rows on their way: the losses of a training}"""
+    def in_bits(bits):
+        return None if bits is None else lambda replica, mesh: ep.dispatch_in_few_bits(replica, bits)
+    return {bits: train("no capacity", 2, spoil=in_bits(bits))[0] for bits in (None, 8, 4)}
+
+
+def short_refusals():
+    """The errors' texts, and the blocks of some widths."""
+    said = []
+    for make in (lambda: ep.dispatch_in_few_bits(nn.MoE(8, 16, 4)), lambda: ep.dispatched_in(192, 8)):
+        try:
+            make()
+        except ValueError as error:
+            said.append(str(error))
+    return said, [ep.dispatched_in(width, 4).size for width in (64, 128, 256)]
+
+
 def checkpointed():
     """Whether forgetting the layer, whose tokens then travel again in backward, leaves every gradient to the bit."""
     world = comm.world()

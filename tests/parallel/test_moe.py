@@ -85,6 +85,32 @@ def test_without_a_capacity_a_layer_sends_what_is_chosen_and_how_much_that_is(n)
                         "backward": {"all_to_all": (2, out + back)}}
 
 
+@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("factor", [1.5, None])
+def test_rows_go_to_the_experts_in_few_bits(n, factor):
+    """As in one process whose experts get rows, and their answers gradients, that are rounded so. Of the all-to-alls
+    two send 8 codes and a scale of 8 bytes for each row of 8, and two 64 bytes."""
+    for far, sent, capacity in crews.call(CASES + "short_dispatch", n, args=(factor,)):
+        assert max(far) < 1e-12
+        if factor:
+            rows = (n - 1) * 4 * 3 * capacity // n
+            assert sent == [rows * (16 + 64)] * 2
+
+
+def test_a_training_with_rows_of_few_bits_stays_near():
+    """From the second step on some tokens choose other experts."""
+    for losses in crews.call(CASES + "short_training", 2):
+        away = {bits: abs(np.subtract(losses[bits], losses[None])) for bits in (8, 4)}
+        assert all(0 < each[0] < 5e-4 and each.max() < 0.05 for each in away.values()), away
+
+
+def test_few_bits_are_of_divided_experts_and_whole_blocks():
+    (said, sizes), = crews.call(CASES + "short_refusals", 1)
+    assert sizes == [64, 128, 128] and len(said) == 2
+    assert "there are no divided experts here" in said[0]
+    assert "rows of 192 features aren't made of blocks of 128" in said[1]
+
+
 @pytest.mark.parametrize(("n", "order"), [(2, 2), (3, 1)])
 def test_derivatives_equal_finite_differences_across_ranks(n, order):
     assert all(crews.call(CASES + "gradients", n, args=(order,)))

@@ -41,8 +41,11 @@ from ...nn.decoding import by_position
 from ...nn.module import Module
 from ...nn.moe import Experts, MoE, answers
 from ..collectives import all_to_all
+from ..encodings import Blocks
 from ..tensor.tensor_parallel import _Part
 from ..wrapping import check_summed
+
+TILE = 128      # features that have a scale in common, as in DeepSeek-V3
 
 
 class ExpertParallel(_Part):
@@ -64,6 +67,7 @@ class ExpertParallel(_Part):
         rows = np.arange(*share(count, comm.rank, comm.size))
         self._take(experts, comm, False, **dict.fromkeys(experts._parameters, (0, rows)))
         self.mlp, self.divided_over, self.summed, self.sources = experts.mlp, comm, False, None
+        self.dispatch = None        # or the Blocks in which rows come to the experts, and gradients do
 
     @by_position
     def forward(self, x, counts=None):
@@ -72,29 +76,30 @@ class ExpertParallel(_Part):
         count, rows, size = x.shape
         ranks = self.comm.size
         here = count // ranks
-        x = ops.reshape(all_to_all(x, self.comm), (ranks, here, rows, size))
+        x = ops.reshape(all_to_all(x, self.comm, forth=self.dispatch), (ranks, here, rows, size))
         if self.sources is not None:
             y = self._by_source(x, ops.matmul, self.sources.each)
-            return all_to_all(ops.reshape(y, (count, rows, size)), self.comm)
+            return all_to_all(ops.reshape(y, (count, rows, size)), self.comm, back=self.dispatch)
         x = ops.reshape(ops.transpose(x, (1, 0, 2, 3)), (here, ranks * rows, size))
         y = ops.reshape(Experts.forward(self, x), (here, ranks, rows, size))
         check_summed(self, y)
-        return all_to_all(ops.reshape(ops.transpose(y, (1, 0, 2, 3)), (count, rows, size)), self.comm)
+        y = ops.reshape(ops.transpose(y, (1, 0, 2, 3)), (count, rows, size))
+        return all_to_all(y, self.comm, back=self.dispatch)
 
     def _any_number(self, x, mine):
         """mine: integers (ranks, experts of each), how many of x's rows they get."""
         theirs = np.empty_like(mine)        # how many of each rank's rows each expert here gets
         self.comm.all_to_all(theirs, mine)
         sent, received = mine.sum(1), theirs.sum(1)
-        x = all_to_all(x, self.comm, sent, received)
+        x = all_to_all(x, self.comm, sent, received, forth=self.dispatch)
         if self.sources is not None:
             y = self._by_source(x, partial(ops.grouped_matmul, counts=theirs.reshape(-1)), self.sources.in_a_row)
-            return all_to_all(y, self.comm, received, sent)
+            return all_to_all(y, self.comm, received, sent, back=self.dispatch)
         whose = np.repeat(np.tile(np.arange(mine.shape[1]), len(theirs)), theirs.reshape(-1))
         order = np.argsort(whose, kind="stable")
         y = Experts.forward(self, x[order], theirs.sum(0))
         check_summed(self, y)
-        return all_to_all(y[np.argsort(order)], self.comm, received, sent)
+        return all_to_all(y[np.argsort(order)], self.comm, received, sent, back=self.dispatch)
 
     def _by_source(self, x, product, of):
         y = answers(self, x, product, of)
@@ -116,6 +121,28 @@ def share_of_experts(moe, comm):
 def plan_of(model):
     """{path of a MoE: "experts"} of all below a model, for parallelize_module."""
     return {path: "experts" for path, module in model.named_modules() if path and isinstance(module, MoE)}
+
+
+def dispatched_in(width, bits):
+    """The Blocks of 8 or 4 bits in which rows of so many features travel: TILE of them have a scale, or all of fewer.
+    ValueError where they aren't made of whole ones."""
+    if width % min(width, TILE):
+        raise ValueError(f"rows of {width} features aren't made of blocks of {TILE}: take a width that is, or below")
+    return Blocks(bits, min(width, TILE))
+
+
+def dispatch_in_few_bits(model, bits=8):
+    """Let rows come to the experts of all divided mixtures in the model in few bits, and gradients of their answers;
+    answers and the rows' gradients go back as they are. Call it alike on all ranks. ValueError where there are none.
+
+    Of four all-to-alls two so have a quarter of float32's bytes, or half of 16 bits', and scales. Source: DeepSeek-AI
+    2024, "DeepSeek-V3", 3.3.3 (there FP8, whose steps are finer for small numbers than these).
+    """
+    shares = [m for m in model.modules() if isinstance(m, ExpertParallel)]
+    if not shares:
+        raise ValueError("dispatch_in_few_bits: there are no divided experts here: parallelize_module divides them")
+    for m in shares:
+        m.dispatch = dispatched_in(m.up.shape[1], bits)
 
 
 def joined(y):
