@@ -40,7 +40,10 @@ def _parameter_in_place(op):
                 return NotImplemented
             raise RuntimeError(f"{op.__name__} in place, of a leaf that requires grad: to write into it, do it under "
                                "no_grad(); for a new tensor write x = x + y")
-        x[...] = op(x, y)
+        made = op(x, y)
+        if made.shape != x.shape:       # which may broadcast to x's
+            raise ValueError(f"{op.__name__} in place: the result of shape {made.shape} isn't of x's, {x.shape}")
+        x[...] = made
         return x
     return method
 
@@ -139,13 +142,16 @@ METHODS = {
     "__matmul__": ops.matmul, "__rmatmul__": _swapped(ops.matmul),
     "__iadd__": _parameter_in_place(ops.add), "__isub__": _parameter_in_place(ops.sub),
     "__imul__": _parameter_in_place(ops.mul), "__itruediv__": _parameter_in_place(ops.div),
-    "__ipow__": _parameter_in_place(ops.power),
-    "__neg__": ops.neg, "__abs__": ops.absolute, "__getitem__": ops.getitem,
+    "__ipow__": _parameter_in_place(ops.power), "__imod__": _parameter_in_place(ops.mod),
+    "__ifloordiv__": _parameter_in_place(ops.floor_divide), "__imatmul__": _parameter_in_place(ops.matmul),
+    "__pos__": lambda x: x, "__neg__": ops.neg, "__abs__": ops.absolute, "__getitem__": ops.getitem,
     "__gt__": ops.greater, "__ge__": ops.greater_equal, "__lt__": ops.less, "__le__": ops.less_equal,
     "__eq__": ops.equal, "__ne__": ops.not_equal, "__hash__": object.__hash__,
     "__mod__": ops.mod, "__rmod__": _swapped(ops.mod),
     "__floordiv__": ops.floor_divide, "__rfloordiv__": _swapped(ops.floor_divide),
     "__and__": logical(ops.logical_and), "__or__": logical(ops.logical_or), "__xor__": logical(ops.logical_xor),
+    "__rand__": _swapped(logical(ops.logical_and)), "__ror__": _swapped(logical(ops.logical_or)),
+    "__rxor__": _swapped(logical(ops.logical_xor)),
     "__invert__": ops.logical_not, "at": property(At),
     **{name: getattr(ops, name) for name in (
         "add", "astype", "broadcast_to", "ceil", "chunk", "clip", "cos", "div", "dot", "erf", "exp", "expm1", "flatten",

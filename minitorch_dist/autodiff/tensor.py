@@ -131,6 +131,8 @@ class Tensor(Traced):
         if recording.graph is not None:
             recording.graph.reached(self, forgets=True)
         if value is not None:
+            if not hasattr(value, "dtype"):
+                raise TypeError(f"grad is a tensor or an array, got a {type(value).__name__}: take mt.tensor(values)")
             value = value if isinstance(value, Tensor) else Tensor(value)
             if value.shape != self.shape or value.dtype != self.dtype or value.device != self.device:
                 raise ValueError(f"grad of shape {value.shape} and dtype {value.dtype} on {value.device} for a tensor "

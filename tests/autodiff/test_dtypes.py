@@ -57,6 +57,11 @@ def test_bool_and_int_get_no_gradient():
         assert isinstance(constant, mt.Tensor) and not constant.requires_grad
     with pytest.raises(TypeError, match="bools"):
         x & x
+    with pytest.raises(TypeError, match="bools"):
+        np.array([1, 2]) & (x > 1)
+    mask = np.array([False, True])
+    for found, expected in ((mask & (x > 0), mask), (mask | (x > 1), mask), (mask ^ (x > 0), ~mask), (+x, x)):
+        assert isinstance(found, mt.Tensor) and found.tolist() == expected.tolist()
 
 
 def test_ties_share_evenly_and_places_take_the_first():

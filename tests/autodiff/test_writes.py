@@ -65,7 +65,8 @@ def test_in_place_assignment_while_recording_points_to_at():
     assert y is not h and h.numpy()[0] == 1.0     # += rebinds
 
 
-@pytest.mark.parametrize("write", [operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow])
+@pytest.mark.parametrize("write", [operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow,
+                                   operator.imod, operator.ifloordiv])
 def test_a_parameter_is_not_bound_to_another_tensor_unasked(write):
     """p -= lr · p.grad outside of no_grad would train nothing."""
     p, x = leaf(3), mt.tensor([1.0])
@@ -76,6 +77,18 @@ def test_a_parameter_is_not_bound_to_another_tensor_unasked(write):
         assert write(p, 2.0) is p and (p.numpy() != before).any()
     write(p.requires_grad_(False), 2.0), write(x, 2.0)
     mt.grad(lambda q: mt.sum(write(q, 2.0)))(np.ones(3))
+
+
+def test_a_parameter_times_a_matrix_in_place():
+    w, turn = mt.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True), mt.tensor([[0.0, 1.0], [-1.0, 0.0]])
+    same = w
+    with pytest.raises(RuntimeError, match="matmul in place, of a leaf that requires grad"):
+        w @= turn
+    with mt.no_grad():
+        w @= turn
+        with pytest.raises(ValueError, match=r"matmul in place: the result of shape \(2, 1\) isn't of x's, \(2, 2\)"):
+            w @= turn[:, :1]
+    assert w is same and w.tolist() == [[-2.0, 1.0], [-4.0, 3.0]]
 
 
 def test_write_log_against_a_plain_array_of_dates():
@@ -161,3 +174,12 @@ def test_a_tangent_is_never_lost_in_a_write():
 
     with pytest.raises(RuntimeError, match="a value with a tangent"):
         mt.jvp(f, (np.ones(2),), (np.ones(2),))
+
+
+def test_a_gradient_is_an_array():
+    p = leaf(3)
+    for values in ([1.0, 2.0, 3.0], 1.0):
+        with pytest.raises(TypeError, match=rf"grad is a tensor or an array, got a {type(values).__name__}: take mt"):
+            p.grad = values
+    p.grad = np.ones(3)
+    assert p.grad.tolist() == [1.0, 1.0, 1.0]
