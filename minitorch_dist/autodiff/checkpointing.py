@@ -21,6 +21,7 @@ from .. import backend
 from .primitive import OPS, TRACED, forward_itself, lower, mode, state
 from .reverse import ready_made, run
 from .tensor import Leaf, Node, Tensor, count_kept, outputs
+from .transforms import check_function
 from .tree import flatten
 from .writes import log, tick
 
@@ -37,6 +38,10 @@ def checkpoint(f, save=()):
     run) and hold checkpoints itself; it must do the same in both runs, and backward raises RuntimeError where it
     hasn't. In forward mode, and where nothing is recorded, f simply runs.
     """
+    check_function("checkpoint", f)
+    if hasattr(save, "dtype"):
+        raise TypeError("checkpoint takes a function and gives one: checkpoint(f)(x), and not checkpoint(f, x); save= "
+                        "are names of ops")
     save = frozenset(save if isinstance(save, Iterable) and not isinstance(save, str) else (save,))
     if unknown := sorted(map(str, save - set(OPS))):
         raise ValueError(f"checkpoint: save={', '.join(unknown)}: there is no such op; print(mt.OPS) lists the names "

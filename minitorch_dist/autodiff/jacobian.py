@@ -11,7 +11,7 @@ and in place of each output array the input's, of blocks d(output)/d(input).
 from ..backend import is_whole, wholes, zeros_like
 from .ops.shape import concatenate, reshape, transpose
 from .primitive import lower
-from .transforms import _array, grad, jvp, positions, vjp
+from .transforms import _array, check_function, grad, jvp, positions, vjp
 from .tree import flatten
 
 
@@ -47,6 +47,8 @@ def _of_chosen(f, args, argnums):
 
 def jacfwd(f, argnums=0):
     """A function that returns df/dx, blocks of shape (*output shape, *input shape), by one JVP per input element."""
+    check_function("jacfwd", f)
+
     def jacobian(*args):
         of_x, x = _of_chosen(f, args, argnums)
         values, rebuild = flatten(x)
@@ -66,6 +68,8 @@ def jacfwd(f, argnums=0):
 
 def jacrev(f, argnums=0):
     """A function that returns df/dx, blocks of shape (*output shape, *input shape), by one VJP per output element."""
+    check_function("jacrev", f)
+
     def jacobian(*args):
         of_x, x = _of_chosen(f, args, argnums)
         y, pull = vjp(of_x, x)

@@ -23,6 +23,13 @@ def _array(value, what):
     return value
 
 
+def check_function(name, f):
+    """TypeError for what can't be called, in the place of the function that `name` makes another one of."""
+    if not callable(f):
+        more = "; of what is computed already, a loss, the gradients are loss.backward()'s" * (f.__class__ in TRACED)
+        raise TypeError(f"{name} takes a function and gives one, {name}(f)(x); got a {type(f).__name__}{more}")
+
+
 def positions(argnums, args):
     """Which arguments argnums, a tuple, means, counted from the front. ValueError for one that isn't there, or is named
     twice: of two values in one place the first would have no derivative."""
@@ -116,6 +123,7 @@ def value_and_grad(f, argnums=0, has_aux=False):
     argnums: an int gives one gradient, a tuple of ints a tuple of gradients. ValueError for an argument that isn't
     there, or is named twice.
     """
+    check_function("value_and_grad", f)
     named = wholes("argnums", argnums)
 
     def differentiated(*args, **kwargs):
@@ -145,6 +153,7 @@ def value_and_grad(f, argnums=0, has_aux=False):
 
 def grad(f, argnums=0, has_aux=False):
     """A function that returns the gradient of f with respect to argument(s) argnums; see value_and_grad."""
+    check_function("grad", f)
     both = value_and_grad(f, argnums, has_aux)
 
     def differentiated(*args, **kwargs):

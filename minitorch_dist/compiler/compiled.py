@@ -13,6 +13,7 @@ from .. import kernels
 from ..autodiff.primitive import Primitive, lower, state
 from ..autodiff.reverse import run as run_backward
 from ..autodiff.tensor import Leaf, Tensor, attach
+from ..autodiff.transforms import check_function
 from ..autodiff.tree import flatten, skeleton
 from ..backend import device_of, is_array, module_on, recording
 from ..nn.module import Module
@@ -77,6 +78,7 @@ def compile(function, emit=None):
                            "$CC name one")
     if isinstance(function, Optimizer):
         return compile_optimizer(function, emit)
+    check_function("compile", function)
     return CompiledModule(function, emit) if is_module(function) else Compiled(function, emit)
 
 

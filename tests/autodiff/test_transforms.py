@@ -67,6 +67,21 @@ def test_argnums_aux_and_values():
     np.testing.assert_allclose(g, 2 * a)
 
 
+@pytest.mark.parametrize("make", [mt.grad, mt.value_and_grad, mt.jacfwd, mt.jacrev, mt.checkpoint, mt.compile])
+def test_what_is_no_function_is_told_at_once(make):
+    w = mt.tensor([1.0, 2.0], requires_grad=True)
+    with pytest.raises(TypeError, match=f"{make.__name__} takes a function and gives one, .*got a int$"):
+        make(3)
+    with pytest.raises(TypeError, match=f"{make.__name__} takes .*; got a Tensor; of what is computed already, a loss"):
+        make(mt.sum(w * w))
+
+
+def test_a_checkpoint_is_no_call():
+    for x in (np.ones((2, 2)), mt.tensor([1.0, 2.0]), mt.tensor(1.0)):
+        with pytest.raises(TypeError, match=r"checkpoint\(f\)\(x\), and not checkpoint\(f, x\)"):
+            mt.checkpoint(mt.sum, x)
+
+
 @pytest.mark.parametrize("make", [mt.grad, mt.value_and_grad, mt.jacfwd, mt.jacrev, mt.hessian])
 def test_an_argument_that_is_not_there_or_is_named_twice(make):
     a, b = np.ones(2), np.full(2, 3.0)
