@@ -53,5 +53,8 @@ def outside(numbers, low, high, other=None):
     if numbers.dtype.kind == "u":
         low = max(low, 0)
         other = low if other is not None and other < 0 else other       # it is none of them
-    OUTSIDE((1,), launch.contiguous(numbers), bad, low, high, low if other is None else other, numbers.size)
+    if other is None and low >= high:       # none is allowed, and so none can stand for `other`
+        bad[...] = True
+    else:
+        OUTSIDE((1,), launch.contiguous(numbers), bad, low, high, low if other is None else other, numbers.size)
     return bad

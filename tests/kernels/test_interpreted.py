@@ -81,3 +81,14 @@ def test_every_kernel_has_samples_that_a_gpu_loads_128_bits_at_a_time(monkeypatc
         if lengths.issuperset(sample.names):
             sample.entry(*harness.copied(sample.args))
     assert seen == lengths
+
+
+@pytest.mark.parametrize("low, high", [(0, 0), (2, 2), (5, 3), (-1, -1)])
+def test_of_no_number_in_range_all_are_outside(low, high):
+    """The index of an axis without elements; what is let through is still none of them."""
+    module = kernels.load("outside")
+    for dtype in ("int64", "uint8"):
+        for other in (None, 2):
+            for values in ([low % 7], [2, 2], [0, 1, 2, 6]):
+                numbers = np.array(values, dtype)
+                assert module.outside(numbers, low, high, other) == module.definition(numbers, low, high, other)
