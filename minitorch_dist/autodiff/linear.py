@@ -200,7 +200,8 @@ class LinearProgram:
         _check(cts, self.examples, "outputs", "cotangents")
         found = {}
         run([(n, ct) for n, ct in zip(self.outputs, cts, strict=True) if n is not None], retain=True, into=found)
-        return self._rebuild_in([found[leaf] if leaf in found else _zeros(leaf) for leaf in self.inputs])
+        from .transforms import apart
+        return self._rebuild_in(apart([found[leaf] if leaf in found else _zeros(leaf) for leaf in self.inputs], cts))
 
     @property
     def T(self):

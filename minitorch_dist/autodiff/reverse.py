@@ -247,13 +247,22 @@ def finish_leaf(leaf, ct, owned, create, into, stops):
     if tensor is None:              # nobody can see this gradient any more
         return
     if create:
-        tensor._grad = ct if tensor.grad is None else tensor.grad + ct
+        tensor._grad = own(ct if tensor.grad is None else tensor.grad + ct)
     else:
         accumulate(leaf, tensor, ct, owned)
     if state.counting:
         keep(tensor.grad.data, "gradient")
     for hook in leaf.hooks or ():
         hook(tensor)
+
+
+def own(gradient):
+    """A tensor's gradient, which may be on the tape, in an array of its own: the next one is added to it in place, and
+    other leaves, or who gave the cotangent, may have this array. (NumPy's scalars can't be written.)"""
+    if gradient.__class__ in TRACED and gradient.__class__ is not Tensor:       # no array of its own to be written
+        return gradient
+    data, node = (gradient.data, gradient.node) if gradient.__class__ is Tensor else (gradient, None)
+    return Tensor(module_of(data).array(data), node)
 
 
 def added(x, y, parent):

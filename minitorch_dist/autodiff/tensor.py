@@ -188,11 +188,12 @@ class Tensor(Traced):
 
     def retain_grad(self):
         """Let .grad of this interior tensor be set by backward, as for a leaf. Returns self."""
+        from .reverse import own
         target = weakref.ref(self)
 
         def keep(gradient):
             if (tensor := target()) is not None:
-                tensor._grad = gradient if tensor.grad is None else tensor.grad + gradient
+                tensor._grad = own(gradient if tensor.grad is None else tensor.grad + gradient)
         if not self.is_leaf:
             self.register_hook(keep)
         return self

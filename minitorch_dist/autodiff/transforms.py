@@ -60,6 +60,25 @@ def _at_level(y, kind, level):
     return y.__class__ is kind and y.level == level
 
 
+def apart(values, others):
+    """The values, copied where they lie in the memory of one before, or of one of the others: what is passed on as it
+    is, is one array for all, and who writes into one gradient means no other."""
+    seen, found = {id(_memory(lower(x))) for x in others}, []
+    for value in values:
+        if value.__class__ is xp.ndarray or value.__class__ in DEVICE_ARRAYS:
+            value = value.copy() if id(_memory(value)) in seen else value
+            seen.add(id(_memory(value)))
+        found.append(value)
+    return found
+
+
+def _memory(array):
+    """The array that a view is one of."""
+    while getattr(array, "base", None) is not None:
+        array = array.base
+    return array
+
+
 def vjp(f, *primals):
     """(f(*primals), pull): pull(cotangents like the output) -> tuple of cotangents like the primals.
 
@@ -84,7 +103,7 @@ def vjp(f, *primals):
         found = {}
         run([(n, ct) for n, ct in zip(nodes, cts, strict=True) if n is not None], retain=True, into=found)
         gs = [found.get(leaf) for leaf in leaves]
-        gs = [_zeros(v) if g is None else g for g, v in zip(gs, values, strict=True)]
+        gs = apart([_zeros(v) if g is None else g for g, v in zip(gs, values, strict=True)], cts)
         return rebuild([Tensor(g) if v.__class__ is Tensor and g.__class__ not in TRACED else g
                         for g, v in zip(gs, values, strict=True)])
 

@@ -33,6 +33,24 @@ def test_gradients_accumulate_over_uses_and_over_passes():
     np.testing.assert_allclose(x.grad.numpy(), 2 * x.numpy() + 8)
 
 
+@pytest.mark.parametrize("shape", [(3,), ()])
+def test_gradients_on_the_tape_share_no_memory(shape):
+    """y = p + q hands its cotangent on to both; what is added to one of them later is in no other, nor in a retained
+    gradient, nor in the cotangent."""
+    p, q = (mt.tensor(np.full(shape, v), requires_grad=True) for v in (2.0, 3.0))
+    y, ct = (p + q).retain_grad(), mt.tensor(np.ones(shape))
+    y.backward(ct, create_graph=True)
+    (p * 5.0).sum().backward()
+    for tensor, expected in ((p.grad, 6.0), (q.grad, 1.0), (y.grad, 1.0), (ct, 1.0)):
+        np.testing.assert_array_equal(tensor.numpy(), np.full(shape, expected))
+    p.grad = None
+    (p * p * q).sum().backward(create_graph=True)
+    g = p.grad
+    (g * g).sum().backward()        # (2pq)²: 8pq² and 8p²q
+    np.testing.assert_array_equal(p.grad.numpy(), np.full(shape, 12.0 + 144))
+    np.testing.assert_array_equal(q.grad.numpy(), np.full(shape, 1.0 + 4 + 96))
+
+
 def test_gradients_of_two_leaves_share_no_memory():
     p, q = leaf(3), leaf(3)
     (p + q).sum().backward()

@@ -67,6 +67,26 @@ def test_argnums_aux_and_values():
     np.testing.assert_allclose(g, 2 * a)
 
 
+def test_gradients_of_functions_share_no_memory():
+    """g *= 2 doubles one gradient, and no other, nor the cotangent."""
+    a, b, c, ct = (np.full(shape, 1.0) for shape in ((2, 3), (3,), (6,), (2, 3)))
+
+    def f(args):
+        return args["a"] + args["b"] + mt.reshape(args["c"], (2, 3))
+    args = {"a": a, "b": b, "c": c}
+    pulls = (lambda: mt.vjp(f, args)[1](ct)[0], lambda: mt.linear_transpose(f, args)(ct)[0],
+             lambda: mt.grad(lambda args: mt.sum(f(args)))(args))
+    for pull in pulls:
+        gs = pull()
+        for g in gs.values():
+            g *= 2
+        for name, expected in (("a", 2.0), ("b", 4.0), ("c", 2.0)):
+            np.testing.assert_array_equal(gs[name], np.full(args[name].shape, expected))
+        assert (ct == 1).all() and not any(np.shares_memory(g, x) for g in gs.values() for x in args.values())
+    ga, gb = mt.grad(lambda x, y: mt.sum(x + y), (0, 1))(mt.tensor(b), mt.tensor(b))
+    assert not np.shares_memory(ga.numpy(), gb.numpy())
+
+
 @pytest.mark.parametrize("make", [mt.grad, mt.value_and_grad, mt.jacfwd, mt.jacrev, mt.checkpoint, mt.compile])
 def test_what_is_no_function_is_told_at_once(make):
     w = mt.tensor([1.0, 2.0], requires_grad=True)
