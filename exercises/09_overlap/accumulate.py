@@ -11,7 +11,7 @@ class GradientSync:
     """Gradients that add up, and are summed over the ranks after each backward pass that isn't inside no_sync().
 
     comm   the Communicator: comm.all_reduce(x) makes x the sum of all ranks' x, in place
-    grads  list of arrays, zeros at first
+    grads  list of arrays, zeros at first; whoever has got the sums makes them zeros again, for the next batch
     """
 
     def __init__(self, comm, grads):
@@ -19,8 +19,8 @@ class GradientSync:
 
     @contextmanager
     def no_sync(self):
-        """Inside, backward() talks to nobody. Afterwards everything is as it was before, whatever has happened inside:
-        an exception, or another no_sync()."""
+        """Inside, once it is entered, backward() talks to nobody. Afterwards everything is as it was before, whatever
+        has happened inside: an exception, or another no_sync()."""
         raise NotImplementedError("begin with remembering how `sync` stands; what comes after `yield` in a `finally` "
                                   "runs after an exception too")
 
@@ -36,7 +36,8 @@ def accumulate(sync, pieces, gradients, count):
     sync       a GradientSync whose grads are zeros
     pieces     this rank's part of the batch, in one or more pieces; each rank has as many, of any sizes, 0 too.
                The list stays as it is
-    gradients  gradients(piece) -> list of arrays: the gradients of the SUM of the piece's losses
+    gradients  gradients(piece) -> list of new arrays: the gradients of the SUM of the piece's losses. Of an exception
+               in it whoever called hears, and a backward() behind that reduces, as one before
     count      number of samples in the global batch: all pieces, all ranks
     """
     raise NotImplementedError("begin with the pieces but the last, inside no_sync(); what divides a sum of losses so "

@@ -8,15 +8,17 @@ from . import filling
 from .drawing import draw_both
 from .pieces import (
     WIDTH,
+    each,
     each_divided,
     everybodys,
+    everyones,
     last_piece_reduced,
     moments,
+    nested,
     own_totals,
     piece_by_piece,
     reduced_each_time,
     right,
-    switched_on,
 )
 
 # ---------------------------------------------------------------- 09.1
@@ -277,7 +279,8 @@ class Accumulate(Check):
         gives("nothing has got into the arrays of grads: grad = grad + more gives the name grad to a new array, "
               "grads[i] = … puts another array into the list; grad += more writes into the array itself",
               lambda case: right(case, totals=[[0 * g for g in total] for total in everybodys(case)],
-                                 after_exception=np.zeros((2, 2)), nested=np.zeros((3, 2)), beside=np.zeros((2, 2)))),
+                                 after_exception=np.zeros((2, 2)), nested=np.zeros((4, 2)), beside=np.zeros((2, 2)),
+                                 after_failure=np.zeros(2), not_entered=np.zeros(2))),
         gives("not divided: the pieces' sums are added up, but the mean over the global batch was asked for",
               lambda case: right(case, totals=everybodys(case, divide=lambda r: 1))),
         gives("divided by the samples of this rank only: count is that of the global batch, and already given",
@@ -307,45 +310,49 @@ class Accumulate(Check):
               "grads, with all that has been added up, not what is new", last_piece_reduced),
         when("an exception inside of no_sync() is lost: whoever called must hear of it. try and finally, without an "
              "except, let it pass", lambda case, got: all("nothing" in g["raised"] for g in got)),
+        when("an exception in gradients() is lost: whoever called must hear of it",
+             lambda case, got: all(g["heard"] == "nothing" for g in got)),
+        gives("after an exception in gradients() that backward() still talks to nobody: accumulate has switched "
+              "reducing off by itself, and nobody switches it on again. no_sync() does",
+              lambda case: each(case, after_failure=lambda rank: np.full(2, rank + 1.0))),
         gives("after an exception inside, no_sync() has not been taken back: that backward() still talks to nobody",
-              lambda case: [answer | {"after_exception": np.full((2, 2), rank + 1.0)}
-                            for rank, answer in enumerate(right(case))] if len(case) > 1 else None),
+              lambda case: each(case, after_exception=lambda rank: np.full((2, 2), rank + 1.0),
+                                after_failure=lambda rank: np.full(2, rank + 1.0))),
         gives("after a KeyboardInterrupt inside (somebody stops the cell of a notebook), no_sync() has not been taken "
               "back: `except Exception` doesn't catch it. What stands in a `finally` runs whatever has happened",
-              lambda case: [answer | {"after_exception": np.array([answer["after_exception"][0], [rank + 1.0] * 2])}
-                            for rank, answer in enumerate(right(case))] if len(case) > 1 else None),
+              lambda case: each(case, after_exception=lambda rank: np.full((2, 2), [[everyones(case)], [rank + 1.0]]))),
         gives("the inner of two no_sync() has switched reducing on again, inside of the outer one: put back what was "
-              "there before, not True",
-              lambda case: [answer | {"nested": switched_on(len(case), rank)}
-                            for rank, answer in enumerate(right(case))] if len(case) > 1 else None),
+              "there before, not True", lambda case: each(case, nested=lambda rank: nested(case, rank, (
+                  False, True, True, True)))),
         gives("an exception in the inner of two no_sync() has switched reducing on again, inside of the outer one: put "
               "back what was there before, not True, whatever has happened",
-              lambda case: [answer | {"nested": np.vstack([answer["nested"][:2], answer["nested"][2:] * 0
-                                                           + 3 * len(case) * (len(case) + 1) / 2])}
-                            for answer in right(case)] if len(case) > 1 else None),
+              lambda case: each(case, nested=lambda rank: nested(case, rank, (False, False, True, True)))),
         gives("the inner of two no_sync() has switched reducing on: inside, backward() talks to nobody, and a switch "
-              "that is turned round twice is where it was", lambda case: [
-                  answer | {"nested": len(case) * (len(case) + 1) / 2 + np.outer([0, 1, 2], [rank + 1] * 2)}
-                  for rank, answer in enumerate(right(case))] if len(case) > 1 else None),
+              "that is turned round twice is where it was",
+              lambda case: each(case, nested=lambda rank: nested(case, rank, (True, False, False, True)))),
+        gives("behind two no_sync(), one inside the other, nothing is reduced any more: what the inner one remembers, "
+              "that reducing was off, has taken the place of what the outer one has. Each remembers for itself",
+              lambda case: each(case, nested=lambda rank: nested(case, rank, (False,) * 4))),
+        gives("no_sync() was only called, and backward() talks to nobody already: reducing is off from where `with` "
+              "enters it", lambda case: each(case, not_entered=lambda rank: np.full(2, rank + 1.0))),
         gives("another GradientSync has switched reducing on again, inside of this one's no_sync(): whether to reduce "
               "belongs to each for itself, not to the class",
-              lambda case: [answer | {"beside": np.full((2, 2), len(case) * (len(case) + 1) / 2)}
-                            for answer in right(case)] if len(case) > 1 else None),
+              lambda case: each(case, beside=lambda rank: np.full((2, 2), everyones(case)))),
         gives("the no_sync() of one GradientSync keeps another from reducing, too: whether to reduce belongs to each "
-              "for itself, not to the class",
-              lambda case: [answer | {"beside": np.full((2, 2), rank + 1.0)} for rank, answer in enumerate(right(case))]
-              if len(case) > 1 else None),
+              "for itself, not to the class", lambda case: each(case, beside=lambda rank: np.full((2, 2), rank + 1.0))),
         gives("the pieces' gradients are divided twice: by the count, and by the number of pieces",
               lambda case: right(case, totals=[[g / len(case[0]["batches"][b]) for g in total]
                                                for b, total in enumerate(everybodys(case))])),
         gives("the sums are averaged over the ranks: all is {ranks} times too small",
               lambda case: [answer | {"totals": [[g / len(case) for g in total] for total in answer["totals"]],
-                                      "after_exception": answer["after_exception"] / len(case),
+                                      "nested": answer["nested"] / [[1], [1], [1], [len(case)]],
                                       "beside": answer["beside"] / [[1], [len(case)]]}
+                            | {name: answer[name] / len(case) for name in (
+                                "after_exception", "after_failure", "not_entered")}
                             for answer in right(case)] if len(case) > 1 else None),
     ]
     demands = [demand("the right gradients, but more than one set of reductions: one all_reduce per array and batch",
-                      lambda case, got: all(len(g.calls) <= 2 * 2 + 3 for g in got)),
+                      lambda case, got: all(len(g.calls) <= 2 * 2 + 6 for g in got)),
                demand("the right gradients, but not piece by piece: gradients(piece) is to be called with one piece at "
                       "a time, since all of them together don't fit into memory", piece_by_piece),
                demand("the right gradients, but the pieces' gradients are all kept until the last one's are there: "

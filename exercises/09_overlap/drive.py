@@ -111,7 +111,8 @@ def accumulate(learner, inputs, run):
         kept.append(len(given) == len(pieces) and all(map(operator.is_, given, pieces)))
         totals.append([grad.copy() for grad in grads])
     return {"totals": totals, "rows": rows, "kept": all(kept), "alive": max(alive), **after_exceptions(run),
-            "nested": nested(run), "beside": beside(run)}
+            "nested": nested(run), "beside": beside(run), "not_entered": not_entered(run),
+            **after_failure(learner, run)}
 
 
 def after_exceptions(run):
@@ -133,8 +134,8 @@ def after_exceptions(run):
 
 
 def nested(run):
-    """What backward() gives in the inner of two no_sync(), then in the outer one, and there again after an inner one
-    with an exception."""
+    """What backward() gives in the inner of two no_sync(), then in the outer one, there again after an inner one with
+    an exception, and behind both."""
     total, found = np.zeros(2), []
     tried = run.module.GradientSync(run.comm, [total])
 
@@ -148,7 +149,33 @@ def nested(run):
         with suppress(KeyError), tried.no_sync():
             raise KeyError("inside")
         backward()
+    backward()
     return np.stack(found)
+
+
+def not_entered(run):
+    """What backward() gives when no_sync() was called, and nobody has entered it."""
+    total = np.zeros(2)
+    tried = run.module.GradientSync(run.comm, [total])
+    waiting = tried.no_sync()
+    tried.backward([np.full(2, run.comm.rank + 1.0)])
+    del waiting
+    return total
+
+
+def after_failure(learner, run):
+    """What was heard of an exception in gradients(), and what backward() gives after it."""
+    total, heard = np.zeros(2), "nothing"
+    tried = run.module.GradientSync(run.comm, [total])
+
+    def gradients(piece):
+        raise KeyError("inside")
+    try:
+        learner(tried, [np.ones((1, 2))] * 2, gradients, 2)
+    except KeyError:
+        heard = "KeyError"
+    tried.backward([np.full(2, run.comm.rank + 1.0)])
+    return {"heard": heard, "after_failure": total}
 
 
 def beside(run):

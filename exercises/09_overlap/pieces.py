@@ -33,17 +33,33 @@ def reduced_each_time(case, carry):
 
 
 def right(case, **changed):
-    ranks = len(case)
-    return [{"totals": everybodys(case), "after_exception": np.full((2, 2), ranks * (ranks + 1) / 2),
-             "nested": np.outer([1.0, 2.0, 3.0], np.full(2, rank + 1.0)), "raised": ["KeyError", "KeyboardInterrupt"],
-             "beside": np.full((2, 2), [[rank + 1.0], [ranks * (ranks + 1) / 2]])} | changed
+    """Where one backward is tried, rank r has r + 1 for its gradient."""
+    ranks, all_ = len(case), everyones(case)
+    return [{"totals": everybodys(case), "after_exception": np.full((2, 2), all_), "after_failure": np.full(2, all_),
+             "nested": nested(case, rank), "raised": ["KeyError", "KeyboardInterrupt"], "heard": "KeyError",
+             "not_entered": np.full(2, all_), "beside": np.full((2, 2), [[rank + 1.0], [all_]])} | changed
             for rank in range(ranks)]
 
 
-def switched_on(ranks, rank):
-    """What nested() of drive.py finds if the end of each no_sync() switches reducing on."""
-    outer = ranks * (ranks + 1.0)
-    return np.full((3, 2), [[rank + 1.0], [outer], [ranks * outer + outer / 2]])
+def everyones(case):
+    """1 + 2 + … + ranks"""
+    return len(case) * (len(case) + 1) / 2
+
+
+def nested(case, rank, reduced=(False, False, False, True)):
+    """What nested() of drive.py finds if these of its backwards reduce."""
+    held, found = np.arange(len(case)) * 0.0, []
+    for now in reduced:
+        held = held + np.arange(1, len(case) + 1)
+        held = np.full(len(case), held.sum()) if now else held
+        found.append([held[rank]] * 2)
+    return np.array(found)
+
+
+def each(case, **changed):
+    """The right outputs, but for some: {name: f(rank)}; None of one rank, where nothing shows."""
+    return [answer | {name: f(rank) for name, f in changed.items()}
+            for rank, answer in enumerate(right(case))] if len(case) > 1 else None
 
 
 def own_totals(case):

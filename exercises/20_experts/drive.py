@@ -108,13 +108,19 @@ def other(inputs):
 
 
 def layer(learner, inputs, run):
+    given = {name: x * 3 if inputs["changes"] else x for name, x in inputs["params"].items()}
+    made, _ = (learner(run.comm, params, of["k"], of["capacity"], pieces(run))
+               for params, of in ((given, inputs), (other(inputs)["params"], other(inputs))))
+    for name, x in inputs["params"].items():        # as an optimizer would
+        given[name][...] = x
+    inputs = inputs | {"params": given}
     before = flat(inputs)
-    made, _ = (learner(run.comm, of["params"], of["k"], of["capacity"], pieces(run)) for of in (inputs, other(inputs)))
     with places(inputs["capacity"]):
         done = [made.forward(one["x"]) for one in inputs["passes"]]
         ys, values = [np.array(y) for y, _, _ in done], [float(value) for _, value, _ in done]
-        found = [made.backward(kept, one["dy"], one["weight"]) for (_, _, kept), one
-                 in zip(done, inputs["passes"], strict=True)]
+        found = {number: made.backward(done[number][2], inputs["passes"][number]["dy"],
+                                       inputs["passes"][number]["weight"]) for number in inputs["order"]}
+        found = [found[number] for number in range(len(done))]
     after = flat(inputs)
     return {"ys": ys, "balances": values, "dxs": [np.array(dx) for dx, _ in found],
             "grads": [{name: np.array(g) for name, g in grads.items()} for _, grads in found],

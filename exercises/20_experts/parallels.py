@@ -14,8 +14,11 @@ SIZE, HIDDEN = 5, 6
 NAMES = ("router", "up", "down")
 # Experts per rank, k, capacity, forwards, tokens of ranks 0, 1 … No rank's tokens are a multiple of the experts that
 # can be chosen, all but one: of equal shares the balance loss has no gradient, and what is seen is rounding. In the
-# first two layers some choice is always dropped, in the last one none.
-LAYERS = ((2, 2, 2, 2, (6, 0, 8, 3)), (1, 1, 1, 1, (5, 0, 7, 4)), (2, 3, 9, 1, (4, 0, 6, 3)))
+# first two layers some choice is always dropped, in the others none. The last one's parameters are changed before its
+# pass.
+LAYERS = ((2, 2, 2, 3, (6, 0, 8, 3)), (1, 1, 1, 1, (5, 0, 7, 4)), (2, 3, 9, 1, (4, 0, 6, 3)),
+          (2, 2, 9, 1, (6, 0, 8, 3)))
+ORDER = 1, 2, 0         # in which three forwards have their backwards
 
 
 # ---------------------------------------------------------------- cases
@@ -43,7 +46,8 @@ def draw_layer(rng, ranks, per_rank, k, capacity, passes, tokens):
             x, dy = rng.standard_normal((2, tokens[rank], SIZE))
             x[:, 0] = 1
             steps.append({"x": x, "dy": dy, "weight": float(rng.uniform(1, 3))})
-        found.append({"what": "layer", "params": params, "k": k, "capacity": capacity, "passes": steps})
+        found.append({"what": "layer", "params": params, "k": k, "capacity": capacity, "passes": steps,
+                      "order": list(ORDER[-passes:]), "changes": passes == 1 and k == 2})
     return found
 
 
@@ -198,7 +202,8 @@ def weighed(one, dy, by_gate):
 def layer(case, there=to_experts, back=to_tokens, gate=forward_gates, missing=lost, choices=first_choices, sum_=add,
           before=False, by_gate=True, dgate=lambda found, one, dy: (found * dy[:, None]).sum(2), by_x=by_token,
           aux=lambda weight, n: weight, from_router=True, from_experts=True, of_gates=True, experts_grad=same,
-          router_grad=same, back_there=None, back_back=None, balance=same, balances_value=same, last=False):
+          router_grad=same, back_there=None, back_back=None, balance=same, balances_value=same,
+          kept=lambda order, number: number):
     """{"ys", "balances", "dxs", "grads"} of each rank."""
     back_there, back_back = back_there or there, back_back or back
     made = [{"ys": [], "balances": [], "dxs": [], "grads": []} for _ in case]
@@ -217,7 +222,7 @@ def layer(case, there=to_experts, back=to_tokens, gate=forward_gates, missing=lo
             out["balances"].append(value)
         passes.append(ones)
     for number in range(len(passes)):
-        ones = passes[-1] if last else passes[number]
+        ones = passes[kept(case[0]["order"], number)]
         backwards(case, ones, number, made, by_gate, dgate, by_x, aux, from_router, from_experts, of_gates,
                   experts_grad, router_grad, back_there, back_back, balance)
     return made

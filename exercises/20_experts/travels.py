@@ -240,7 +240,15 @@ SIGNATURES = [
     *[of_another(*names)
       for names in (("params", "k", "capacity"), ("params",), ("k", "capacity"), ("k",), ("capacity",))],
     layer("the several forwards under way share what backward needs: these are gradients of the last one's. Return it, "
-          "and keep nothing in self", last=True),
+          "and keep nothing in self", kept=lambda order, number: -1),
+    layer("the several forwards under way have their backwards in any order, and here it is that of the forwards: "
+          "take `kept`, which is of the same pass, and keep nothing in self",
+          kept=lambda order, number: order.index(number)),
+    layer("the several forwards under way have their backwards in any order, and here it is the reverse of the "
+          "forwards': take `kept`, which is of the same pass, and keep nothing in self",
+          kept=lambda order, number: -1 - order.index(number)),
+    when("the parameters are those that there were when the layer was made: an optimizer changes their arrays in "
+         "place. Keep the arrays themselves, and no copies", lambda case, got: case[0].get("changes", False)),
     layer("the gradient by x is that of one row only: a token with two places stands in two rows, and `dx[rows] += …` "
           "takes the last. np.add.at adds them all", by_x=parallels.overwritten),
     layer("the gradient by x lacks the router's: the logits are made of x, too", from_router=False),

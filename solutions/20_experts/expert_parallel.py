@@ -67,7 +67,7 @@ class ExpertParallel:
 
     comm      the Communicator of the ranks that share the experts
     params    {"router": [size, E], the same on all ranks; "up": [E/N, size, hidden], "down": [E/N, hidden, size]: this
-              rank's experts}
+              rank's experts}. An optimizer will change these arrays in place, between passes
     k, capacity   as in 20.1, the same on all ranks
     pieces    yours: {"route", "rows_of", "route_backward" (20.1), "balance_loss" (20.2)}, functions
     """
@@ -104,7 +104,8 @@ class ExpertParallel:
 
         as far as this rank knows it: of its own tokens, and of all tokens that have come to its experts.
 
-        kept  what forward gave for backward, of the same pass. Several forwards may come before the first backward
+        kept  what forward gave for backward, of the same pass. Several forwards may come before the first backward,
+              and have theirs in any order
         dy    [tokens, size]: this rank's. weight: a number, this rank's
         """
         # begin with the last product: answers times gates. Each place of an expert has at most one choice in it; its
