@@ -95,7 +95,7 @@ class Bucket:
                                "it inside no_sync()")
 
     def _arrived(self, grads):
-        """What this backward has left, of each parameter; grads: theirs."""
+        """What this backward has left of each parameter; grads: the parameters' own."""
         return grads
 
     def fold(self, last):

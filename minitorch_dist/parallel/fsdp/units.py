@@ -74,7 +74,8 @@ class Unit:
 
     def __init__(self, name, named, grid, stage=3, policy=AS_IT_IS):
         self.name, self.stage = name, stage
-        self.grid, (everyone, self.comm, self.replicas, self.over, near) = grid, grid
+        self.grid = grid
+        everyone, self.comm, self.replicas, self.over, near = grid
         self.near, self.second = near and near.shards, None
         self.names, tensors = [n for n, _ in named], [t for _, t in named]
         self.segments, _ = layout(tensors)
@@ -206,7 +207,7 @@ class Unit:
         """Give the module its parameters: the same arrays each time, as long as the values stay where they are."""
         if self.views is None:
             self.views = [self.whole[s.start:s.stop].reshape(s.tensor.shape) for s in self.segments]
-        for s, values in zip(self.segments, self.views, strict=True):   # numbers the tape keeps as they are
+        for s, values in zip(self.segments, self.views, strict=True):   # 0-d ones the tape keeps as they are: a copy
             s.tensor.data = values if values.ndim or self.stage < 3 else values.copy()
 
     def close(self):

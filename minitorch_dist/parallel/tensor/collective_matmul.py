@@ -107,7 +107,7 @@ def _gathered_product(x, w, comm, into=None, also=None):
     return None if w is None else y.reshape(batch, n * time, w.shape[1])
 
 
-def _scattered_product(x, w, comm, meanwhile=()):
+def _scattered_product(x, w, comm, meanwhile):
     """This rank's part of the sum of all ranks' x w: (batch, time, in), (in, out) -> (batch, time/n, out).
 
     meanwhile  an iterator, of which a step is made behind each message
