@@ -40,6 +40,7 @@ from .ops.shape import Bundle
 from .primitive import LinearOp, Traced, lower, mode, state
 from .reverse import check_cotangent, check_stale, new_level, run
 from .tensor import Leaf
+from .transforms import _array, _outputs, apart
 from .tree import flatten
 from .writes import log, tick
 
@@ -191,8 +192,8 @@ class LinearProgram:
                 left[parent] -= 1
                 if not left[parent]:
                     del known[parent]
-        return self._rebuild_out([_zeros(e) if n is None else known[n]
-                                  for n, e in zip(self.outputs, self.examples, strict=True)])
+        return self._rebuild_out(apart([_zeros(e) if n is None else known[n]
+                                        for n, e in zip(self.outputs, self.examples, strict=True)], values))
 
     def transpose(self, *cotangents):
         """The inputs' cotangents (a tuple nested like the inputs) for these cotangents of the outputs."""
@@ -200,7 +201,6 @@ class LinearProgram:
         _check(cts, self.examples, "outputs", "cotangents")
         found = {}
         run([(n, ct) for n, ct in zip(self.outputs, cts, strict=True) if n is not None], retain=True, into=found)
-        from .transforms import apart
         return self._rebuild_in(apart([found[leaf] if leaf in found else _zeros(leaf) for leaf in self.inputs], cts))
 
     @property
@@ -273,7 +273,6 @@ def linearize(f, *primals):
 
     The function runs once; the program may then be called, and transposed, many times.
     """
-    from .transforms import _array, _outputs
     values, rebuild = flatten(primals)
     values = [_array(v, f"input {i}") for i, v in enumerate(values)]
     with new_level() as level, new_level() as tangent_level:

@@ -131,7 +131,7 @@ def jvp(f, primals, tangents):
         out = f(*rebuild([Dual(v, t, level) for v, t in zip(values, directions, strict=True)]))
     outs, rebuild_out = _outputs(out)
     return (rebuild_out([y.primal if _at_level(y, Dual, level) else y for y in outs]),
-            rebuild_out([y.tangent if _at_level(y, Dual, level) else _zeros(y) for y in outs]))
+            rebuild_out(apart([y.tangent if _at_level(y, Dual, level) else _zeros(y) for y in outs], directions)))
 
 
 def value_and_grad(f, argnums=0, has_aux=False):

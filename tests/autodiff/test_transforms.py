@@ -83,6 +83,11 @@ def test_gradients_of_functions_share_no_memory():
         for name, expected in (("a", 2.0), ("b", 4.0), ("c", 2.0)):
             np.testing.assert_array_equal(gs[name], np.full(args[name].shape, expected))
         assert (ct == 1).all() and not any(np.shares_memory(g, x) for g in gs.values() for x in args.values())
+    tangents = {"a": ct, "b": np.full(3, 2.0), "c": np.full(6, 3.0)}
+    _, program = mt.linearize(lambda args: (args["a"] + 1.0, args["a"]), args)
+    for one, other in (mt.jvp(lambda args: (args["a"] + 1.0, args["a"]), (args,), (tangents,))[1], program(tangents)):
+        one *= 2
+        assert (other == 1).all() and (ct == 1).all()
     ga, gb = mt.grad(lambda x, y: mt.sum(x + y), (0, 1))(mt.tensor(b), mt.tensor(b))
     assert not np.shares_memory(ga.numpy(), gb.numpy())
 
