@@ -51,6 +51,34 @@ def test_gradients_on_the_tape_share_no_memory(shape):
     np.testing.assert_array_equal(q.grad.numpy(), np.full(shape, 1.0 + 4 + 96))
 
 
+ONE_FOR_ONE = {
+    "sum of ones": lambda x: mt.sum(x, 1), "sum, kept": lambda x: mt.sum(x, 1, keepdims=True),
+    "sum over none": lambda x: mt.sum(x, ()), "mean": lambda x: mt.mean(x, 1), "max": lambda x: mt.max(x, 1),
+    "einsum": lambda x: mt.einsum("ij->ij", x), "einsum, turned": lambda x: mt.einsum("ij->ji", x),
+    "fold": lambda x: mt.ops.windows.fold(x, (3,), (1,), (1,), (1,)), "reshape": lambda x: mt.reshape(x, 3),
+    "windows": lambda x: mt.ops.windows.windows(mt.reshape(x, 3), (1,), (1,), (1,)), "transpose": lambda x: x.T,
+    "getitem": lambda x: x[...], "broadcast_to": lambda x: mt.broadcast_to(x, (1, 3, 1)), "add": lambda x: x + 0.0,
+    "concatenate": lambda x: mt.concatenate([x], 0), "split": lambda x: mt.split(x, 1)[0],
+    "cumsum": lambda x: mt.cumsum(x, 1), "prod": lambda x: mt.prod(x, 1),
+    "layer_norm": lambda x: mt.layer_norm(ROWS, (3, 1), ROWS, x), "max_pool": lambda x: mt.max_pool1d(x[None], 1),
+    "checkpoint": lambda x: mt.checkpoint(lambda x: x + 0.0)(x)}
+ROWS = np.array([[1.0], [2.0], [4.0]])
+
+
+@pytest.mark.parametrize("name", ONE_FOR_ONE)
+def test_a_gradient_is_no_view_of_its_cotangent(name):
+    """Where an op hands each element on as it is, both leaves get the same numbers, and the next ones apart."""
+    p, q = (mt.tensor(ROWS, requires_grad=True) for _ in range(2))
+    y = ONE_FOR_ONE[name](p) + ONE_FOR_ONE[name](q)
+    ct = mt.tensor(np.ones(y.shape))
+    y.backward(ct)
+    assert not any(np.shares_memory(a.data, b.data) for a, b in ((p.grad, q.grad), (p.grad, ct), (q.grad, ct)))
+    first = q.grad.numpy().copy()
+    (p * 5.0).sum().backward()
+    np.testing.assert_array_equal(q.grad.numpy(), first)
+    np.testing.assert_array_equal(p.grad.numpy(), first + 5.0)
+
+
 def test_gradients_of_two_leaves_share_no_memory():
     p, q = leaf(3), leaf(3)
     (p + q).sum().backward()

@@ -29,7 +29,7 @@ from ...backend import (
     wholes,
     xp,
 )
-from ..primitive import LinearOp, Variadic, bind, lower
+from ..primitive import TRACED, LinearOp, Variadic, bind, lower
 from .indexing import getitem
 from .linalg import matmul
 from .reduction import sum
@@ -104,7 +104,8 @@ def _transpose(c, r):
     names, output = subscripts.split("->")
     names = names.split(",")
     wanted, names[i] = names[i], output
-    return _bind([*others[:i], c, *others[i:]], f"{','.join(names)}->{wanted}", work)
+    out = _bind([*others[:i], c, *others[i:]], f"{','.join(names)}->{wanted}", work)
+    return out if others or out.__class__ in TRACED else out.copy()     # of one operand a view of c, whose it isn't
 
 
 contracted = LinearOp("einsum", _apply, _transpose)

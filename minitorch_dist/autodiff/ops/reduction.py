@@ -2,7 +2,7 @@
 
 from ...backend import add_up, adds_in_float32, in_float32, is_floating, is_short, is_whole, wholes, xp, zeros_like
 from ..dispatch import with_params
-from ..primitive import LinearOp, Primitive, bind, lower, state
+from ..primitive import TRACED, LinearOp, Primitive, bind, lower, state
 from .elementwise import astype, exp, isfinite, log, sqrt, where
 from .indexing import getitem
 from .shape import concatenate, inverse, reshape, transpose
@@ -24,9 +24,12 @@ def kept(shape, axes):
 
 
 def spread(c, shape, axes, keepdims=False):
-    """Copy a reduction's cotangent to all elements that were summed: the transpose of sum."""
+    """Copy a reduction's cotangent to all elements that were summed: the transpose of sum. A new array where each sum
+    was of one element, too: it may become a gradient."""
     if axes is not None and not keepdims:
         c = reshape(c, kept(shape, axes))
+    if c.shape == shape and c.__class__ not in TRACED:
+        return c.copy()
     return _copied(c, shape)
 
 

@@ -15,7 +15,7 @@ from ...backend import in_float32, is_half, is_whole, module_of, wholes, zeros_l
 from ..primitive import LinearOp, Primitive, bind
 
 windowed = LinearOp("windows", lambda t, r: windows(t, *r[1:]), lambda c, r: fold(c, *r))
-folded = LinearOp("fold", lambda t, r: fold(t, *r), lambda c, r: windows(c, *r[1:]))
+folded = LinearOp("fold", lambda t, r: fold(t, *r), lambda c, r: windows(c, *r[1:]), fresh=False)
 
 
 def window_counts(extents, kernel, stride, dilation):
