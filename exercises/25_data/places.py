@@ -19,10 +19,12 @@ def cases(rng):
     found += [{"what": "had", "pattern": list(each), "of": [[source, count] for source in range(3) for count in (
         0, 1, 2, 3, 5, 6, 13, 14, MANY, MANY + 4)]} for each in patterns]
     phases = [[7, [0, 0, 1]], [6, [1, 0]]], [[11, [0, 1, 0, 2, 0, 0, 1]], [4, [2, 1]], [1, [0]], [9, [1, 0, 2, 1]]], [
-        [20, [1, 0, 0, 1, 0]]], [[5, [0]], [8, [1, 1, 0]], [10, [2, 0, 1]]]
-    for each, sizes in zip(phases, ([4, 9], [3, 2, 4], [5, 3], [3, 4, 2]), strict=True):
+        [20, [1, 0, 0, 1, 0]]], [[5, [0]], [8, [1, 1, 0]], [10, [2, 0, 1]]], [
+        [7, [1, 0]], [5, [0]], [7, [1, 0]], [4, [1]]], [[7, [0, 0, 0, 1]], [5, [1]], [7, [1]], [4, [1, 0]]]
+    for each, sizes in zip(phases, ([4, 9], [3, 2, 4], [5, 3], [3, 4, 2], [4, 3], [4, 3]), strict=True):
         found.append({"what": "where", "phases": each, "sizes": sizes,
                       "samples": rng.permutation(sum(count for count, _ in each)).tolist()})
+    found[-1]["like"] = "the run before, but for the patterns"
     weights = rng.integers(1, 6, 3)
     pattern = rng.permutation(np.repeat(np.arange(3), weights)).tolist()
     long = [[MANY + int(rng.integers(99)), pattern], [MANY, [2, 1, 1]], [10**18, [0, 2]]]
@@ -76,11 +78,12 @@ def split(source, number, size):
 
 
 def where(sample, phases, sizes, had=had, before=before, split=split, late=0, pick=lambda local, sample: local, more=0,
-          last=lambda sizes, source: sizes[source], all_of_it=None):
+          last=lambda sizes, source: sizes[source], all_of_it=None, first=False):
     """The keywords are the mistakes."""
     bounds = np.cumsum([0, *(count for count, _ in phases)]).tolist()
     number = max(0, sum(sample >= bound + late for bound in bounds[:-1]) - 1) if late else sum(
         sample >= bound for bound in bounds[1:-1])
+    number = 0 if first else number
     local, pattern = sample - bounds[number], phases[number][1]
     source = pattern[pick(local, sample) % len(pattern)]
     found = had(source, pattern, local) + before(source, phases, number, pattern, had) + more
@@ -172,6 +175,18 @@ def steps_of_part(step, batch, rank, size):
     return step * len(own) + own
 
 
+def others_have_more(case, got):
+    """Pieces of the right lengths, and of all ranks together the whole batch."""
+    of_step = {}
+    for (step, batch, rank, size), piece in zip(case["of"], got["result"], strict=True):
+        numbers = np.asarray(piece).tolist()
+        of_step.setdefault((step, batch, size), {})[rank] = numbers
+        if len(numbers) - batch // size not in (0, 1):
+            return False
+    return all(sum((found[rank] for rank in sorted(found)), []) == list(range(step * batch, (step + 1) * batch))
+               for (step, batch, size), found in of_step.items() if len(found) == size)
+
+
 SIGNATURES = [     # `where` before `had`: what is wrong with that shows in both
     when("the phases or sizes aren't what they were before the call: the next call needs them",
          lambda case, got: got.get("changed", False)),
@@ -196,6 +211,16 @@ SIGNATURES = [     # `where` before `had`: what is wrong with that shows in both
       part(step + 1, batch, rank, size)),
     p("part: numbers beyond 2³¹ are cut off: they are int64", part=lambda *of: part(*of).astype(np.int32)),
     p("part: each step has the samples of the first", part=lambda step, batch, rank, size: part(0, batch, rank, size)),
+    when("part: the pieces follow each other, but others have one more: the first batch_size % size ranks do",
+         others_have_more),
+    p("part: the ranks that have one more come first, and with rank r begin r more; behind them it is as many as these "
+      "are. Here rank 0 begins too late", part=lambda step, batch, rank, size: part(step, batch, rank, size) + (
+          batch % size - min(rank, batch % size))),
+    p("where: all samples are counted as of the first phase", all_of_it=lambda sample, source, pattern, local, bounds,
+      number: had(source, pattern, sample), first=True),
+    p("where: of two phases that are equal the first one is found, and what lies between isn't counted: keep a phase's "
+      "number, or go through them one by one", before=lambda source, phases, number, pattern, had: before(
+          source, phases, phases.index(phases[number]), pattern, had)),
     p("where: each phase begins its sources anew: then rows come twice before others have come at all",
       before=lambda *_: 0),
     p("where: of earlier phases only the last is counted: all of them", before=lambda source, phases, number, pattern,
@@ -243,6 +268,10 @@ SIGNATURES = [     # `where` before `had`: what is wrong with that shows in both
       "together", last=lambda sizes, source: sum(sizes)),
     gives("where: passes begin with 0 in each phase, though places go on", lambda case: run(case, before=lambda source,
           phases, number, pattern, had: before(source, phases, number, pattern, had) % case["sizes"][source])),
+    when("where: right but for huge numbers: a / b is a float, with 16 digits at most; // and divmod are exact",
+         lambda case, got: max(case["samples"]) >= 10**16),
+    when("where: two runs with equal counts, and what was found of the one is given for the other: their patterns "
+         "differ", lambda case, got: "like" in case),
     p("had: of the pattern that is begun nothing is counted: its first count % len(pattern) places "
       "are", had=whole_patterns),
     p("had: the shares, rounded down; but the pattern says which of the first few samples it is: count these",

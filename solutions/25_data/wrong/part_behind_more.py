@@ -1,4 +1,4 @@
-# 25.4: in case 2 of 17
+# 25.4: Here rank 0 begins too late
 import numpy as np
 
 

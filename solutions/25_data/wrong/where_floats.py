@@ -1,4 +1,4 @@
-# 25.4: in case 16 of 17
+# 25.4: a / b is a float, with 16 digits
 import numpy as np
 
 

@@ -1,4 +1,4 @@
-# 25.4: in case 12 of 17
+# 25.4: all samples are counted as of the first phase
 import numpy as np
 
 

@@ -1,11 +1,11 @@
-# 25.4: in case 12 of 17
+# 25.4: what was found of the one is given for the other
 import numpy as np
+
+STARTS = {}
 
 
 def part(step, batch_size, rank, size):
-    least, more = divmod(batch_size, size)
-    first = step * batch_size + rank * least + min(rank, more)
-    return np.arange(first, first + least + (rank < more))
+    return np.array_split(np.arange(step * batch_size, (step + 1) * batch_size), size)[rank]
 
 
 def had(source, pattern, count):
@@ -13,17 +13,14 @@ def had(source, pattern, count):
     return repeats * pattern.count(source) + pattern[:rest].count(source)
 
 
-seen = []
-
-
 def where(sample, phases, sizes):
-    before = []
-    for count, pattern in phases:
-        if sample < count:
-            break
-        sample -= count
-        before.append((count, pattern))
-    source = pattern[sample % len(pattern)]
-    number = seen.count(source)
-    seen.append(source)
-    return (source, *divmod(number, sizes[source]))
+    counts = tuple(count for count, _ in phases)
+    if counts not in STARTS:
+        STARTS[counts], start, before = [], 0, [0] * len(sizes)
+        for count, pattern in phases:
+            STARTS[counts].append((start, start + count, pattern, before))
+            start, before = start + count, [n + had(i, pattern, count) for i, n in enumerate(before)]
+    for start, end, pattern, before in STARTS[counts]:
+        if sample < end:
+            source = pattern[(sample - start) % len(pattern)]
+            return source, *divmod(before[source] + had(source, pattern, sample - start), sizes[source])
