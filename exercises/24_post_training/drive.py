@@ -9,7 +9,8 @@ def pack(learner, inputs, run):
     """Each of the file's functions."""
     file, what = run.module, inputs["what"]
     if what == "best_fit":
-        return {"result": file.best_fit(list(inputs["sizes"]), inputs["length"])}
+        sizes = list(inputs["sizes"])
+        return {"result": file.best_fit(sizes, inputs["length"]), "changed": sizes != inputs["sizes"]}
     if what == "visible":
         return {"result": file.visible(inputs["documents"])}
     documents = [d.copy() for d in inputs["documents"]]

@@ -47,7 +47,7 @@ def pieces(documents, length):
 
 
 def best_fit(sizes, length):
-    """[[numbers of pieces]], a list for each row; sizes are those of the pieces, each at most `length`.
+    """[[numbers of pieces]], a list for each row; sizes are those of the pieces, each at most `length`, and stay so.
 
     The longest piece goes first, of equal ones the one that stands first in sizes; each goes into the row that has the
     least room of those in which it fits, of equal ones the first; and into a new row, the last, where it fits in none.
