@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..autodiff.writes import wrote
-from ..backend import device_of, module_of, number, to, xp
+from ..backend import device_of, module_of, to, xp
 from ..divergence import Diverged, quiet
 from ..flat import ALIGN, BLOCK, flat_buffers, round_up
 from .optimizer import tensors
@@ -222,6 +222,7 @@ def clip_grad_norm_(params, max_norm, error_if_nonfinite=True):
 def clip_stages(stages, max_norm, comm=None, error_if_nonfinite=True):
     """clip_grad_norm_ of {number of a stage: its parameters}, those of this rank; the other ranks of comm have other
     stages of the same model. Collective over comm."""
+    max_norm = float(max_norm)
     if not max_norm >= 0:
         raise ValueError(f"clip_grad_norm_: max_norm is {max_norm}; it must be at least 0")
     with quiet():       # it is told here
@@ -235,7 +236,7 @@ def clip_stages(stages, max_norm, comm=None, error_if_nonfinite=True):
             whole = len(segments) == len(flat.segments)
             for start, stop in [(0, segments[-1].end)] if whole else [(s.start, s.stop) for s in segments]:
                 part = flat.grads[start:stop]
-                part *= number(max_norm) / (norm + 1e-6)        # torch's epsilon
+                part *= max_norm / (norm + 1e-6)      # torch's epsilon
                 wrote(part, "clip_grad_norm_")
     return norm
 

@@ -103,6 +103,23 @@ def test_small_cases_by_hand():
     assert found([[-1e30, -1e30], [0, 0]]) == [15, 15]      # a large number forbids nothing: all alike
 
 
+@pytest.mark.parametrize("options", [{}, {"is_causal": True, "window": 2}, {"attn_mask": np.log([[1, 2, 3, 4]] * 3)},
+                                     {"sinks": np.array([0.5, -0.5])}], ids=["plain", "band", "bias", "sinks"])
+def test_a_scale_may_be_learned(options):
+    """One number, or one per head: attention of scaled queries, and of one number that of the number itself."""
+    draw = random(4).standard_normal
+    sources = 3 if "is_causal" in options else 4
+    q, k = draw((1, 2, 3, 2)), draw((1, 1, sources, 2))
+    for scale in (np.array(0.7), np.array([0.7, 1.3]).reshape(2, 1, 1)):
+        found = mt.scaled_dot_product_attention(q, k, k, scale=mt.tensor(scale), **options)
+        wanted = mt.scaled_dot_product_attention(q * scale, k, k, scale=1.0, **options)
+        np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-13)
+        mt.check_grads(lambda q, k, s: mt.scaled_dot_product_attention(q, k, k, scale=s, **options), (q, k, scale))
+    half = mt.scaled_dot_product_attention(*(mt.tensor(x, dtype="float16") for x in (q, k, k)), scale=mt.tensor(0.7),
+                                           **options)
+    assert half.dtype == np.float16
+
+
 def test_derivatives_of_the_bias():
     """To second order, and in forward mode; a bias that every head has of its own distance, as ALiBi's."""
     draw = random(2).standard_normal

@@ -252,3 +252,7 @@ def test_a_setting_of_float64_leaves_the_dtype_and_the_bits(name):
     for one, other in zip(found(np.float64), expected, strict=True):
         assert one.dtype == other.dtype == np.float32
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_norm_to_clip_to_may_be_a_tensor():
+    np.testing.assert_array_equal(clipped(mt.tensor(1.75)).numpy(), clipped(1.75).numpy())

@@ -25,7 +25,7 @@ import operator
 
 from ... import backend
 from ...backend import check_devices, finfo, is_floating, module_of, number, result_type, whole, xp
-from ..primitive import Primitive, bind, lower
+from ..primitive import TRACED, Primitive, bind, lower
 from .elementwise import astype, floats, greater, where
 from .fused import softmax
 from .indexing import numbers_in
@@ -205,7 +205,8 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     dropout_p  probability to drop a weight, whether one trains or not: ops.dropout, by the library's streams. Or what
                drops weights, as an nn.Dropout
     is_causal  position t may look at sources 0 … t
-    scale      default 1 / sqrt(size)
+    scale      default 1 / sqrt(size); a number, or a tensor that broadcasts to (batch, heads, time, 1), which gets a
+               gradient
     documents  integers (batch, time), for self-attention: a position may look at those of its own number, which need
                not stand side by side. Source: Dubey et al. 2024, "The Llama 3 herd of models", 3.2
     window     a position sees those less than so many away only, itself among them: with is_causal t - window + 1 … t
@@ -276,6 +277,8 @@ def banded_attention(query, key, value, band, scale=None, mask=None, documents=N
                      sinks=None):
     """The same for any band, unchecked; documents: the queries' numbers and the sources', int64; bias: floats, added to
     the scores; dropped: what drops weights; sinks: (heads,)."""
+    if scale.__class__ in TRACED:       # as part of the queries it gets its gradient
+        query, scale = query * astype(scale, query.dtype), 1.0
     scale = 1 / math.sqrt(query.shape[3]) if scale is None else number(scale)
     if bias is not None or dropped is not None or sinks is not None:
         return _definition(query, key, value, mask, documents, band, scale, bias, dropped, sinks)
