@@ -183,6 +183,12 @@ def every_as(count):
     return formula
 
 
+def of_step(case, cost):
+    """Waiting is at most `share` of a step with it: W / H ≤ share · (computing + W / H)."""
+    share = case["more"]["share"]
+    return max(1, math.ceil(wait(case, cost) * (1 - share) / (share * compute(case["job"]))))
+
+
 def of_total(case, cost):
     """The share of the whole step's time that is waiting."""
     share = case["more"]["share"] / (1 + case["more"]["share"])
@@ -288,6 +294,7 @@ SIGNATURES = [
     f("smallest_every", "one more than needed", every_as(lambda x: max(1, math.ceil(x)) + 1)),
     f("smallest_every", "H is at least 1", every_as(math.ceil)),
     f("smallest_every", "H is an int: with 7.3 steps nobody can do anything", every_as(lambda x: max(1.0, x))),
+    f("smallest_every", "the share is of the computing, not of the whole step", of_step),
     f("smallest_every", "the share is of the computing, not of the whole step", of_total),
     f("smallest_every", "the share is left out: that H makes waiting as long as computing", no_share),
     f("smallest_every", "the share is on the wrong side of the division", times_share),
