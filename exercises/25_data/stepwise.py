@@ -54,7 +54,7 @@ def moves():
         try:
             with open(f"/proc/self/task/{name}/status") as file:
                 status = file.read()
-        except FileNotFoundError:
+        except OSError:        # it has just ended, or there is no such file
             status = ""
         if name != str(threading.get_native_id()):
             found[name] = "State:\tS" in status and re.findall(r"ctxt_switches:\t(\d+)", status) or object()
