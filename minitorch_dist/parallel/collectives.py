@@ -99,7 +99,7 @@ def _exchange(x, comm, send_counts, recv_counts, what, forth=None, back=None):
     if work is not None:
         pause()
         work.wait()
-    return out if forth is None else from_rows(out, forth, x)
+    return out if forth is None else from_rows(out, forth, x.shape[1:], x.dtype)
 
 
 def _broadcast(x, comm, src):
@@ -176,8 +176,8 @@ def all_to_all(x, comm, send_counts=None, recv_counts=None, what=None, forth=Non
     """Rank i's j-th part of x, along the first axis, becomes rank j's i-th part; `counts` are rows per rank.
 
     Both counts or neither (equal parts). what: a name for what x is, which must be the same on all ranks.
-    forth, back: Blocks (encodings.py) in which x travels, and in which its cotangent does; None: as it is. The blocks'
-    size must divide the last axis. Rounding has the derivative 1.
+    forth, back: Blocks (encodings.py) in which x travels, and in which its cotangent does; None: as it is. Rounding has
+    the derivative 1. ValueError for one of the counts alone, and unless the blocks' size divides the last axis.
     """
     if (send_counts is None) != (recv_counts is None):
         raise ValueError("all_to_all: pass both send_counts and recv_counts, or neither (equal parts): backward needs "

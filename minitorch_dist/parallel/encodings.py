@@ -256,8 +256,8 @@ class Blocks(Whole):
 
 
 def rows_of_bytes(x, blocks):
-    """uint8 (n, bytes) of x (n, …): the codes of each x[i] in such Blocks, then its scales. Their size divides the last
-    axis."""
+    """uint8 (n, bytes) of floats x (n, …): the codes of each x[i] in such Blocks, then its scales. ValueError unless
+    their size divides the last axis."""
     if x.shape[-1] % blocks.size:
         raise ValueError(f"{blocks}: rows of {x.shape[-1]} features aren't made of whole blocks")
     count, arrays = math.prod(x.shape[1:]), module_of(x)
@@ -266,13 +266,17 @@ def rows_of_bytes(x, blocks):
     return arrays.concatenate([codes, scales.reshape(len(x), count // blocks.size).view(np.uint8)], axis=1)
 
 
-def from_rows(rows, blocks, like):
-    """The arrays again, (n, …) as x[0] of `like` was shaped, and of its dtype."""
-    count, arrays = math.prod(like.shape[1:]), module_of(rows)
-    codes = count * blocks.bits // 8
-    scales = arrays.ascontiguousarray(rows[:, codes:]).view(np.float32 if is_short(like.dtype) else like.dtype)
+def from_rows(rows, blocks, shape, dtype):
+    """(n, *shape) of a dtype: what n rows of bytes were made of."""
+    codes, arrays = math.prod(shape) * blocks.bits // 8, module_of(rows)
+    scales = arrays.ascontiguousarray(rows[:, codes:]).view(np.float32 if is_short(dtype) else dtype)
     message = scales.reshape(-1), arrays.ascontiguousarray(rows[:, :codes]).reshape(-1)
-    return blocks.decode(message, (len(rows), *like.shape[1:])).astype(like.dtype, copy=False)
+    return blocks.decode(message, (len(rows), *shape)).astype(dtype, copy=False)
+
+
+def row_bytes(blocks, count):
+    """Of a row of so many numbers of float32 or fewer bits, whole blocks."""
+    return count * blocks.bits // 8 + count // blocks.size * 4
 
 
 def _diverged(what, update, value):

@@ -13,9 +13,8 @@ from ..comm.reduction import WIRE_BYTES
 from ..flat import BLOCK
 from ..nn.windows import DELTA, LINEAR, STATES
 from ..parallel.context.ring_attention import steps
-from ..parallel.encodings import Blocks
+from ..parallel.encodings import Blocks, row_bytes
 from ..parallel.experts.moe import dispatched_in
-from ..parallel.fsdp.few_bits import row_bytes
 
 # shard: of dp, where only some share a copy (Job.shard_over); near: of these, who keep values until backward
 AXES = ("dp", "shard", "near", "tp", "pp", "cp", "ep")
@@ -65,8 +64,11 @@ def check_messages(job):
             raise ValueError(f"--{name}-bits {bits} with stage {job.stage}: the least stage with such messages is "
                              f"{least}: take --stage 3")
     if job.dispatch_bits is not None:
-        if job.ep == 1:
-            raise ValueError(f"--dispatch-bits {job.dispatch_bits} with ep=1, where rows go nowhere: take --ep")
+        if job.dispatch_bits not in (4, 8):
+            raise ValueError(f"--dispatch-bits {job.dispatch_bits}: take 8 or 4")
+        if job.ep == 1 or job.model.layers is None:
+            raise ValueError(f"--dispatch-bits {job.dispatch_bits} without divided experts, to which rows could go: "
+                             "give a GPT's sizes, --experts and --ep")
         dispatched_in(job.model.width, job.dispatch_bits)
 
 

@@ -22,23 +22,17 @@ extremely efficient collective communication for giant model training", 3.1 (wei
 
 from ...backend import device_of, module_of, xp, zeros
 from ...ledger import keep, open_ledgers
-
-
-def row_bytes(encoding, count):
-    """Of a row of so many numbers, whole blocks."""
-    return count * encoding.bits // 8 + count // encoding.size * 4
+from ..encodings import from_rows, row_bytes, rows_of_bytes
 
 
 def encoded(encoding, values):
     """A row, uint8, of float32 or 16-bit values (n,)."""
-    scales, codes = encoding.encode(values)
-    return xp.concatenate([codes, scales.view(xp.uint8)])
+    return rows_of_bytes(values[None], encoding)[0]
 
 
 def decoded(encoding, row, count):
     """float32 (count,): the values."""
-    codes = count * encoding.bits // 8
-    return encoding.decode([row[codes:].view(xp.float32), row[:codes]], (count,))
+    return from_rows(row[None], encoding, (count,), xp.dtype(xp.float32))[0]
 
 
 class SumOfRounded:
