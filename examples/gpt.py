@@ -292,9 +292,7 @@ def prepare(args, world):
     run = training.Run(args.out, world, settings, args.resume, args.async_save, bool(args.save_every))
     scaler = optim.GradScaler(comm=world) if args.amp == "float16" else None
     spikes = optim.SpikeGuard(args.skip_spikes) if args.skip_spikes else None
-    run.restore(model, optimizer, schedule, scaler)
-    if spikes and "spikes" in run.facts:
-        spikes.load_state_dict(run.facts["spikes"])
+    run.restore(model, optimizer, schedule, scaler, **{"spikes": spikes} if spikes else {})
     return task, loader, model, losses, optimizer, schedule, scaler, spikes, checks, run, use
 
 
@@ -330,8 +328,7 @@ def train(args, world):
             saves = stop or run.due(args.save_every, args.steps)
             checks.after(run.step, batch, saves, progress.say)
             if saves:
-                run.save(model, optimizer, scaler, validation=curve,
-                         **{"spikes": spikes.state_dict()} if spikes else {})
+                run.save(model, optimizer, scaler, validation=curve, **{"spikes": spikes} if spikes else {})
             if last:
                 break
         if stop:

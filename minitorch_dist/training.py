@@ -109,10 +109,11 @@ class Run:
         except (OSError, ValueError, LookupError, TypeError):
             return False
 
-    def restore(self, model, optimizer, schedule, scaler=None):
-        """With resume, go to where the newest checkpoint was written: the model, its optimizer, the schedule and the
-        scaler as they were, `step` and the like, and the history up to there. Collective. CheckpointError (a
-        ValueError) on every rank where it is damaged, or of a run of other settings."""
+    def restore(self, model, optimizer, schedule, scaler=None, **watches):
+        """With resume, go to where the newest checkpoint was written: the model, its optimizer, the schedule, the
+        scaler and the `watches` (a SpikeGuard, say) as they were saved, `step` and the like, and the history up to
+        there. Collective. CheckpointError (a ValueError) on every rank where it is damaged, or of a run of other
+        settings."""
         if not self.resume:
             return
         facts = self.facts = self.checkpoints.facts()
@@ -134,6 +135,8 @@ class Run:
                 raise CheckpointError(f"{self.checkpoints.folder}: step {self.step:,} was saved without a GradScaler: "
                                       "go on without one")
             scaler.load_state_dict(facts["scaler"])
+        for name in watches.keys() & facts.keys():
+            watches[name].load_state_dict(facts[name])
         if error := self.world.broadcast_object(self._cut_history() if self.world.rank == 0 else None):
             raise error
 
@@ -155,13 +158,14 @@ class Run:
 
     def save(self, model, optimizer, scaler=None, **facts):
         """Write a checkpoint of this step, unless it comes from one. Collective. facts: what else the program wants to
-        find in `facts` when it goes on."""
+        find in `facts` when it goes on; of what has a state_dict, that."""
         if self.step == self.resumed_at:
             return
         if self.history:        # which must have as many lines
             self.history.flush()
             os.fsync(self.history.fileno())
-        facts |= {"scaler": scaler.state_dict()} if scaler is not None else {}
+        facts |= {"scaler": scaler} if scaler is not None else {}
+        facts = {name: fact.state_dict() if hasattr(fact, "state_dict") else fact for name, fact in facts.items()}
         self.checkpoints.save(self.step, model, optimizer, samples=self.samples, busy=self.busy, loss=self.loss,
                               settings=self.settings, sent=self.sent, **facts)
         if self.step_log and not self.checkpoints.async_op:      # else it isn't written yet

@@ -201,10 +201,8 @@ def prepare(args, world, plugged):
         "batch_size": batch_size, "steps": steps}
     # Last: what doesn't fit leaves the files of an earlier run alone.
     run = training.Run(args.out, world, settings, args.resume, args.async_save, bool(args.save_every))
-    run.restore(model, optimizer, schedule, scaler)
     watches = {name: watch for name, watch in (("noise", noise), ("spikes", spikes)) if watch}
-    for name in watches.keys() & run.facts.keys():
-        watches[name].load_state_dict(run.facts[name])
+    run.restore(model, optimizer, schedule, scaler, **watches)
     return argparse.Namespace(run=run, device=device, dataset=dataset, test_images=test_images, loader=loader,
                               epochs=epochs, steps=steps, model=model, optimizer=optimizer, schedule=schedule,
                               scaler=scaler, noise=noise, spikes=spikes, watches=watches, checks=checks, use=use)
@@ -238,8 +236,7 @@ def train(args, world, plugged=LIBRARY):
                 saves = not args.mine and (stop or run.due(args.save_every, steps))
                 ready.checks.after(run.step, batch, saves, progress.say)
                 if saves:
-                    run.save(model, optimizer, ready.scaler,
-                             **{name: watch.state_dict() for name, watch in ready.watches.items()})
+                    run.save(model, optimizer, ready.scaler, **ready.watches)
                 if stop or run.step == steps:
                     break
             percent = accuracy(model, ready.test_images, dataset.test_labels, world)
