@@ -37,7 +37,7 @@ from minitorch_dist.parallel.tensor import parallelize_module, plan_of
 from minitorch_dist.plan import DEVICES, GPT, Job, plan
 
 AXES = ("dp", "pp", "cp", "ep", "tp")       # neighbours are tp's: they send most
-SETTINGS = ("family", "layers", "heads", "dim", "length", "window", "qk_norm", "experts", "dropout",
+SETTINGS = ("family", "layers", "heads", "dim", "length", "window", "qk_norm", "experts", "no_capacity", "dropout",
             "attention_dropout", "dtype", "lr", "warmup", "clip", "seed", "steps", "batch_size",
             "exact")    # what the curve depends on; none of the mesh
 REPLICAS = ("dp", "cp", "ep")       # over which gradients are summed
@@ -49,6 +49,7 @@ CUTS = ("zero", "schedule", "chunks", "micro_batches", "cp_by", "sequence_parall
 HELD = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer"}
 NOTE = ("counted: with norms for clipping, and the whole batch's tokens; on paper: as if each token were a target, and "
         "nothing overlapped")
+ALIKE = ", and all experts used alike"
 SAYS_EVERY = 100    # steps
 RANGES = {
     program.AT_LEAST_1: (*SIZES, "pp", "cp", "ep", "tp", "chunks", "micro_batches", "save_every"),
@@ -72,6 +73,8 @@ def parse(argv):
     p.add_argument("--cp-by", choices=list(HOW), default="ring", help="how attention gets the other ranks' positions")
     p.add_argument("--dispatch-bits", type=int, choices=[4, 8], help="of rows on their way to experts, and of their "
                    "answers' gradients (default: as they are)")
+    p.add_argument("--dispatch-once", action="store_true", help="a token goes to a rank once, however many of its "
+                   "experts are there; with --no-capacity")
     p.add_argument("--sequence-parallel", action="store_true", help="tp divides what lies between its matrices, too")
     p.section("task and model")
     p.add_argument("--text", help="a UTF-8 file to learn (default: addition problems)")
@@ -83,6 +86,8 @@ def parse(argv):
                    "linear: all, kept as a state of fixed size; delta: the same, what is under a key is replaced")
     p.add_argument("--qk-norm", action="store_true", help="norms of each head's queries and keys")
     p.add_argument("--experts", type=int, default=0, help="in each block, of which a token meets two (default: none)")
+    p.add_argument("--no-capacity", action="store_true", help="an expert takes all tokens that choose it (default: "
+                   "1.25 times its share of a sequence's)")
     p.add_argument("--dropout", type=float, default=0.0, help="probability to drop a unit")
     p.add_argument("--attention-dropout", type=float, default=0.0, help="probability to drop a weight of attention; "
                    "not in a ring: --cp-by all_to_all")
@@ -130,14 +135,21 @@ class Task:
         return 100.0 * float((written == rows).all(1).mean())
 
 
+def mixture_of(args):
+    """What nn.MoE and plan.GPT get. Each sequence's tokens choose among themselves: so the mesh makes no difference.
+    ValueError for no capacity of no experts."""
+    if args.no_capacity and not args.experts:
+        raise ValueError("--no-capacity without --experts: say how many there are")
+    return {"experts": args.experts, "group": "sequence"} | ({"capacity_factor": None} if args.no_capacity else {})
+
+
 def network(args, task):
     """The whole model, alike everywhere."""
     mt.manual_seed(args.seed)
     return nn.GPT(len(task.vocabulary), args.length, args.layers, args.heads, args.dim, dropout=args.dropout,
                   tied=args.family == "gpt", dtype=np.dtype(args.dtype), window=args.window,
                   qk_norm=args.qk_norm, attention_dropout=args.attention_dropout, **FAMILIES[args.family],
-                  # Each sequence's tokens choose among themselves: so the mesh makes no difference.
-                  moe={"experts": args.experts, "group": "sequence"} if args.experts else None)
+                  moe=mixture_of(args) if args.experts else None)
 
 
 def mesh_of(args, world):
@@ -156,6 +168,9 @@ def micro_batches_of(args, mesh):
         return args.micro_batches or 4
     if args.micro_batches:
         raise ValueError(f"--micro-batches {args.micro_batches} --exact: exact mode has 8 over all ranks")
+    if args.dispatch_once:
+        raise ValueError("--exact --dispatch-once: ranks would add up what their experts answer; one process adds "
+                         "up in another order: leave one of both out")
     if inside := [f"--{axis} {mesh[axis].size}" for axis in ("cp", "tp") if mesh[axis].size > 1]:
         raise ValueError(f"--exact {' '.join(inside)}: sums over these ranks are inside of products, which one process "
                          "adds up in another order: take --pp, --ep, --zero and dp")
@@ -172,6 +187,8 @@ def pipeline_of(args, task, mesh):
         parallelize_module(model, mesh["ep"], moe.plan_of(model))
     if args.dispatch_bits:
         moe.dispatch_in_few_bits(model, args.dispatch_bits)
+    if args.dispatch_once:
+        moe.dispatch_once(model)
     if args.cp > 1:
         context_parallel(model, mesh["cp"], args.cp_by)
     schedule = schedule_of(args.schedule, args.pp, args.micro_batches, args.chunks)
@@ -193,12 +210,13 @@ def pipeline_of(args, task, mesh):
 def on_paper(args, task, mesh):
     """plan.Plan of the run."""
     sizes = GPT(args.layers, args.dim, args.heads, len(task.vocabulary), args.length, tied=args.family == "gpt",
-                dropout=args.dropout > 0, family=args.family, experts=args.experts, group="sequence",
-                window=args.window, qk_norm=args.qk_norm, attention_dropout=args.attention_dropout > 0)
+                dropout=args.dropout > 0, family=args.family, window=args.window, qk_norm=args.qk_norm,
+                attention_dropout=args.attention_dropout > 0, **mixture_of(args))
     job = Job(sizes, **mesh.axes, stage=args.zero, precision="float32", batch=args.batch_size,
               time=task.inputs.shape[1], micro_batches=args.micro_batches, schedule=args.schedule,
               chunks=args.chunks if args.schedule == "interleaved" else 1, sequence_parallel=args.sequence_parallel,
-              cp_by=args.cp_by, tiled_loss=True, dispatch_bits=args.dispatch_bits)
+              cp_by=args.cp_by, tiled_loss=True, dispatch_bits=args.dispatch_bits,
+              dispatch_once=args.dispatch_once)
     return plan(job, DEVICES["H100"])
 
 
@@ -233,8 +251,9 @@ def table(world, mesh, mine, paper):
             rows.append(["on paper", planned(paper.ranks[place])])
     cells = [heads, *([name, *(f"{values[column] / 1e3:,.1f}" for column in columns)] for name, values in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    alike = paper is not None and paper.job.ep > 1 and paper.job.model.capacity_factor is None
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells] + (
-        [] if paper is None else [NOTE])
+        [] if paper is None else [NOTE + ALIKE * alike])
 
 
 def prepare(args, task, mesh):

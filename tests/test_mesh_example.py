@@ -17,6 +17,7 @@ SMALL = ["--dim", "16", "--batch-size", "24", "--micro-batches", "3", "--steps",
 
 
 EXPERTS, WINDOWS = ["--experts", "4"], ["--window", "3,all,5", "--qk-norm"]
+UNBOUND = ["--no-capacity"]
 DROPPED = ["--attention-dropout", "0.2"]
 
 
@@ -52,11 +53,12 @@ def whole(tmp_path_factory):
     (8, [*EXPERTS, "--ep", "2", "--tp", "2", "--sequence-parallel", "--zero", "3"]),
     (8, [*EXPERTS, "--ep", "2", "--tp", "2", "--pp", "2", "--schedule", "zb-h1"]),
     (8, [*DROPPED, "--cp", "2", "--cp-by", "all_to_all", "--tp", "2", "--zero", "3"]),
+    (8, [*EXPERTS, *UNBOUND, "--dispatch-once", "--ep", "4", "--tp", "2", "--zero", "1"]),
     (8, [*WINDOWS, "--cp", "2", "--pp", "2", "--tp", "2", "--schedule", "zb-v"])], ids=str)
 def test_one_curve(whole, tmp_path, n, flags):
     losses, summary = run(n, tmp_path, *flags)
     wanted, summary_of_one, wanted_parameters = whole(*(
-        flag for kind in (EXPERTS, WINDOWS, DROPPED) if kind[0] in flags for flag in kind))
+        flag for kind in (EXPERTS, UNBOUND, WINDOWS, DROPPED) if kind[0] in flags for flag in kind))
     np.testing.assert_allclose(losses, wanted, rtol=1e-10)
     assert summary["unseen_sums_right"] == summary_of_one["unseen_sums_right"]
     assert np.prod([*summary["mesh"].values()]) == n
@@ -148,6 +150,8 @@ def text(tmp_path_factory):
     (2, ["--ep", "2"], "ep=2 ranks can't share 0 experts equally"),
     (1, ["--exact"], "--micro-batches 3 --exact: exact mode has 8 over all ranks"),
     (2, ["--ep", "2", "--experts", "3"], "ep=2 ranks can't share 3 experts equally"),
+    (1, ["--no-capacity"], "--no-capacity without --experts: say how many there are"),
+    (2, ["--ep", "2", *EXPERTS, "--dispatch-once"], "--dispatch-once without divided experts that take all"),
     (1, ["--schedule", "zb-v"], "--schedule zb-v is for --pp 2 or more"),
     (1, ["--text", "nowhere.txt"], "nowhere.txt: No such file or directory"),
     (1, ["--window", "3,0"], "--window '3,0': one sees 1 position or more, itself"),

@@ -92,7 +92,7 @@ class Routing(NamedTuple):
 
     def visits(self, nodes):
         """Integers (nodes,): how many of the tokens chose an expert on each node, consecutive ones being on the same:
-        the rows that go there if a token goes to a node once. (parallel/experts/moe.py sends a row per choice.)
+        the rows that go there if a token goes to a node once, as parallel/experts/once.py lets it.
         ValueError where so many nodes can't share the experts equally."""
         check_choices(1, self.experts, (nodes, 1))
         node = self.expert // (self.experts // nodes)
@@ -377,7 +377,11 @@ class MoE(Module):
         if self.expert_bias is not None and self.training and not is_recomputing():
             self.load = to_device_of(self.load, self.expert_bias)
             assign(self.load, self.load + routing.load)
-        y = combine(self.experts(dispatch(rows, routing), routing.counts), routing)
+        if getattr(self.experts, "once", False):        # divided ones, to whose ranks a row goes once
+            k = routing.expert.shape[-1]
+            y = self.experts(rows, None, routing.expert.reshape(-1, k), ops.reshape(routing.gates, (-1, k)))
+        else:
+            y = combine(self.experts(dispatch(rows, routing), routing.counts), routing)
         if self.shared is not None:
             y = y + self.shared(ops.reshape(rows, (1, *rows.shape)))[0]
         return ops.reshape(y, x.shape), self._auxiliary(logits, routing, x.shape)

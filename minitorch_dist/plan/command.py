@@ -80,6 +80,8 @@ def add_command(commands):
     p.add_argument("--group", help="of tokens that are routed together: sequence (default: those of a micro-batch)")
     p.add_argument("--dispatch-bits", type=int, help="of rows on their way to experts, and of their answers' "
                    "gradients: 8 or 4")
+    p.add_argument("--dispatch-once", action="store_true", help="a token goes to a rank once, however many of its "
+                   "experts are there; with --no-capacity")
     p.add_argument("--shared-experts", type=int, help="beside them, which every token goes through")
     p.section("ranks")
     p.add_argument("--dp", type=int, help="ranks that divide the samples (default: what the others leave)")
@@ -156,7 +158,8 @@ def plans_of(args):
               args.schedule, args.chunks, args.checkpointing, args.sequence_parallel, args.cp, args.cp_by, args.ep,
               args.offload_optimizer, args.shard_over, args.state_bits, tiled_loss=args.tiled_loss,
               reshard_after_forward=args.reshard_after_forward, param_bits=args.param_bits,
-              reduce_bits=args.reduce_bits, dispatch_bits=args.dispatch_bits, **_lora(args))
+              reduce_bits=args.reduce_bits, dispatch_bits=args.dispatch_bits, dispatch_once=args.dispatch_once,
+              **_lora(args))
     return [plan(replace(job, stage=stage), device) for stage in stages]
 
 
@@ -175,7 +178,8 @@ def every_of(args):
              "--schedule": args.schedule != "1f1b", "--tokens": args.tokens is not None,
              "--shard-over": args.shard_over is not None, "--generate": args.generate is not None,
              **{f"--{_spelt(name)}": getattr(args, name) is not None
-                for name in ("reshard_after_forward", "param_bits", "reduce_bits", "dispatch_bits")}}
+                for name in ("reshard_after_forward", "param_bits", "reduce_bits", "dispatch_bits")},
+             "--dispatch-once": args.dispatch_once}
     if any(given.values()):
         raise ValueError("--meshes tries all of them, with 1f1b, and compares a step: leave "
                          f"{' '.join(name for name, it in given.items() if it)} out")

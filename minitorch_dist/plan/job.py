@@ -45,6 +45,8 @@ class Job:
     param_bits, reduce_bits  of values, and of gradients, on their way: 8 or 4, in blocks (parallel/fsdp/few_bits.py);
                    None: the precision's
     dispatch_bits  of rows on their way to experts, and of their answers' gradients: 8 or 4 (parallel/experts/moe.py)
+    dispatch_once  a token goes to each rank of experts once, of experts without a capacity (parallel/experts/once.py);
+                   activations count as without
     ValueError where it can't be done.
     """
 
@@ -76,6 +78,7 @@ class Job:
     param_bits: int | None = None
     reduce_bits: int | None = None
     dispatch_bits: int | None = None
+    dispatch_once: bool = False
 
     def __post_init__(self):
         for name in ("dp", "tp", "pp", "cp", "ep", "micro_batches", "batch", "time", "chunks"):

@@ -15,6 +15,7 @@ from ..nn.windows import DELTA, LINEAR, STATES
 from ..parallel.context.ring_attention import steps
 from ..parallel.encodings import Blocks, row_bytes
 from ..parallel.experts.moe import dispatched_in
+from ..parallel.experts.once import visits
 
 # shard: of dp, where only some share a copy (Job.shard_over); near: of these, who keep values until backward
 AXES = ("dp", "shard", "near", "tp", "pp", "cp", "ep")
@@ -70,6 +71,9 @@ def check_messages(job):
             raise ValueError(f"--dispatch-bits {job.dispatch_bits} without divided experts, to which rows could go: "
                              "give a GPT's sizes, --experts and --ep")
         dispatched_in(job.model.width, job.dispatch_bits)
+    if job.dispatch_once and (job.ep == 1 or job.model.layers is None or job.model.capacity_factor is not None):
+        raise ValueError("--dispatch-once without divided experts that take all that choose them: give a GPT's sizes, "
+                         "--experts, --no-capacity and --ep")
 
 
 def travelling(bits, nbytes):
@@ -265,18 +269,25 @@ def there_and_back(flows, product):
 def expert_parallel(job, place, stages):
     """All rows of the experts there and back, forward and backward: four all-to-alls per block (six where checkpointing
     goes forward again), of the same size whatever the tokens choose. An expert's places are a whole number in each
-    micro-batch. Without a capacity the numbers of rows go ahead, and rows are as if all experts were used alike.
+    micro-batch. Without a capacity the numbers of rows go ahead, and rows are as if all experts were used alike, and
+    tokens chose them at random. Where a token goes to a rank once, each choice's place goes, and its gate both ways.
     """
     blocks, back = there_and_back(job.flows(stages), "mlp.experts")
     forward = (1 + job.checkpointing) * blocks
     row = job.model.width * job.sizes["parameter"]
     short = row if job.dispatch_bits is None else row_bytes(
         dispatched_in(job.model.width, job.dispatch_bits), job.model.width)
-    counts = [Collective("ep", job.ep, "all_to_all", 8 * job.model.experts, forward * job.micro_batches)]
-    return counts * (job.model.capacity_factor is None) + [
-        Collective("ep", job.ep, "all_to_all", job.model.rows(samples * job.time, job.time) * nbytes,
-                   (forward + back) * times)
-        for samples, times in Counter(job.pieces).items() for nbytes in (short, row)]     # to the experts, and back
+    model, ahead, each = job.model, 8 * job.model.experts, 1
+    if job.dispatch_once:
+        ahead, each = ahead + 8 * job.ep, visits(model.experts, model.top_k, job.ep) / model.top_k
+    found = [("counts", ahead, forward * job.micro_batches)] * (model.capacity_factor is None)
+    for samples, times in Counter(job.pieces).items():
+        rows = model.rows(samples * job.time, job.time)
+        found += [(what, each * rows * nbytes, (forward + back) * times)
+                  for what, nbytes in (("to the experts", short), ("and back", row))]
+        if job.dispatch_once:
+            found += [("places", 4 * rows, forward * times), ("gates", 4 * rows, (forward + back) * times)]
+    return [Collective("ep", job.ep, "all_to_all", nbytes, count) for _, nbytes, count in found]
 
 
 SENT_ALONG = {"tp": tensor_parallel, "pp": pipeline_parallel, "cp": context_parallel, "ep": expert_parallel}

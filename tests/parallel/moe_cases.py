@@ -318,7 +318,7 @@ class End(nn.Module):
         return self.head(pair[0]), pair[1]
 
 
-def pipelined(pp, size, name="1f1b", micro_batches=4, batch=BATCH, factor=1.25):
+def pipelined(pp, size, name="1f1b", micro_batches=4, batch=BATCH, factor=1.25, prepare=None):
     """(the whole parameters after STEPS steps of a pipeline on pp ranks, the experts divided over `size` ranks; how
     many all-to-alls of a step were under way while another was)."""
     mesh = comm.DeviceMesh(pp=pp, ep=size)
@@ -328,6 +328,8 @@ def pipelined(pp, size, name="1f1b", micro_batches=4, batch=BATCH, factor=1.25):
                                      for _ in range(2)), End())
     if size > 1:
         tp.parallelize_module(model, mesh["ep"], ep.plan_of(model))
+    if prepare is not None:
+        prepare(model)
     schedule = schedule_of(name, pp, micro_batches)
     placement = placement_of(schedule)
     last = max(map(max, placement))

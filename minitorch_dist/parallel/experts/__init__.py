@@ -1,1 +1,2 @@
-"""Expert parallelism: moe.py divides the experts over the ranks, expert_bias.py keeps them equally busy."""
+"""Expert parallelism: moe.py divides the experts over the ranks, once.py sends a token to each once,
+expert_bias.py keeps them equally busy."""

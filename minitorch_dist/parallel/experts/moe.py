@@ -35,7 +35,7 @@ import numpy as np
 
 from ...autodiff import ops
 from ...autodiff.primitive import lower
-from ...backend import zeros_like
+from ...backend import to, zeros_like
 from ...data.loader import share
 from ...nn.decoding import by_position
 from ...nn.module import Module
@@ -44,6 +44,7 @@ from ..collectives import all_to_all
 from ..encodings import Blocks
 from ..tensor.tensor_parallel import _Part
 from ..wrapping import check_summed
+from .once import trips
 
 TILE = 128      # features that have a scale in common, as in DeepSeek-V3
 
@@ -56,6 +57,9 @@ class ExpertParallel(_Part):
                     fully_shard ask for it
     summed          whether somebody sums the gradients: these set it, and whoever does it otherwise has to
     sources         exact mode's Sources: rows of each rank are multiplied by themselves
+    dispatch        the Blocks in which rows come to the experts, and gradients of answers; None: as they are
+    once            whether a token goes to a rank once (once.py): forward then takes tokens (tokens, size) with the
+                    `expert` (tokens, k) that each has chosen and the `gates`, and gives their answers
 
     ValueError unless the ranks can share the experts equally.
     """
@@ -67,10 +71,12 @@ class ExpertParallel(_Part):
         rows = np.arange(*share(count, comm.rank, comm.size))
         self._take(experts, comm, False, **dict.fromkeys(experts._parameters, (0, rows)))
         self.mlp, self.divided_over, self.summed, self.sources = experts.mlp, comm, False, None
-        self.dispatch = None        # or the Blocks in which rows come to the experts, and gradients do
+        self.dispatch, self.once = None, False
 
     @by_position
-    def forward(self, x, counts=None):
+    def forward(self, x, counts=None, expert=None, gates=None):
+        if expert is not None:
+            return self._once(x, to(expert, "cpu"), gates)
         if counts is not None:
             return self._any_number(x, np.array(counts).reshape(self.comm.size, -1))
         count, rows, size = x.shape
@@ -95,11 +101,33 @@ class ExpertParallel(_Part):
         if self.sources is not None:
             y = self._by_source(x, partial(ops.grouped_matmul, counts=theirs.reshape(-1)), self.sources.in_a_row)
             return all_to_all(y, self.comm, received, sent, back=self.dispatch)
-        whose = np.repeat(np.tile(np.arange(mine.shape[1]), len(theirs)), theirs.reshape(-1))
-        order = np.argsort(whose, kind="stable")
+        order = by_experts(theirs)
         y = Experts.forward(self, x[order], theirs.sum(0))
         check_summed(self, y)
         return all_to_all(y[np.argsort(order)], self.comm, received, sent, back=self.dispatch)
+
+    def _once(self, x, expert, gates):
+        """x: tokens, of which each has chosen `expert` (tokens, k)."""
+        if self.sources is not None:
+            raise ValueError("dispatch_once: in exact mode a row goes for each choice, for one process adds up a "
+                             "token's answers one by one: leave out one of both")
+        mine = trips(expert, self.parts["up"][2], self.comm.size)
+        table = np.empty((self.comm.size, mine.counts.shape[1] + 1), int)      # rows of each rank, and their choices
+        self.comm.all_to_all(table, np.concatenate([mine.rows[:, None], mine.counts], 1))
+        received, theirs = table[:, 0], np.ascontiguousarray(table[:, 1:])
+        chosen, asked = mine.counts.sum(1), theirs.sum(1)
+        row = np.empty(asked.sum(), np.int32)
+        self.comm.all_to_all(row, mine.row, chosen, asked)
+        x = all_to_all(x[mine.tokens], self.comm, mine.rows, received, forth=self.dispatch)
+        gates = all_to_all(ops.reshape(gates, (-1,))[mine.choices], self.comm, chosen, asked)
+        order = by_experts(theirs)
+        row = (row + np.repeat(received.cumsum() - received, asked))[order]
+        y = Experts.forward(self, x[row], theirs.sum(0))
+        check_summed(self, y)
+        weighted = y * ops.reshape(gates[order], (-1, 1))
+        answers = ops.astype(ops.scatter_add(weighted, row, x.shape), y.dtype)      # travelling in no more bits than y
+        answers = all_to_all(answers, self.comm, received, mine.rows, back=self.dispatch)
+        return ops.scatter_add(ops.astype(answers, weighted.dtype), mine.tokens, (len(expert), x.shape[1]))
 
     def _by_source(self, x, product, of):
         y = answers(self, x, product, of)
@@ -109,6 +137,12 @@ class ExpertParallel(_Part):
 
     def extra_repr(self):
         return Experts.extra_repr(self) + f", which are {self.up.shape[0]} of {self.parts['up'][2]} experts"
+
+
+def by_experts(counts):
+    """The order in which rows that come from ranks, sorted by experts within each, are so among all: integers (rows,).
+    counts: (ranks, experts)."""
+    return np.argsort(np.repeat(np.tile(np.arange(counts.shape[1]), len(counts)), counts.reshape(-1)), kind="stable")
 
 
 def share_of_experts(moe, comm):
@@ -143,6 +177,20 @@ def dispatch_in_few_bits(model, bits=8):
         raise ValueError("dispatch_in_few_bits: there are no divided experts here: parallelize_module divides them")
     for m in shares:
         m.dispatch = dispatched_in(m.up.shape[1], bits)
+
+
+def dispatch_once(model):
+    """Let a token go to each rank once, however many of its experts are there, and one row come back (once.py). Call it
+    alike on all ranks. ValueError where there are no divided experts, or some have a capacity: then as many rows travel
+    as there are places, whoever is in them."""
+    found = [m for m in model.modules() if isinstance(m, MoE) and isinstance(m.experts, ExpertParallel)]
+    if not found:
+        raise ValueError("dispatch_once: there are no divided experts here: parallelize_module divides them")
+    for m in found:
+        if m.capacity_factor is not None:
+            raise ValueError(f"dispatch_once: capacity_factor={m.capacity_factor}: all places of the experts travel, "
+                             "the empty ones too, and none is saved: take capacity_factor=None")
+        m.experts.once = True
 
 
 def joined(y):
