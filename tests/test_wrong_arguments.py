@@ -9,7 +9,8 @@ from minitorch_dist import program
 from tests import crews
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-FOLDERS = ("diloco.py", "experts.py", "gossip.py", "lora.py", "mixed_precision.py", "mup.py", "parameter_server.py")
+FOLDERS = ("diloco.py", "experts.py", "gossip.py", "lora.py", "mixed_precision.py", "mup.py", "parameter_server.py",
+           "schedule_free.py")
 
 
 @pytest.mark.parametrize(("flags", "words"), [
@@ -22,7 +23,8 @@ FOLDERS = ("diloco.py", "experts.py", "gossip.py", "lora.py", "mixed_precision.p
 def test_an_example_says_what_it_can_not_take(tmp_path, flags, words):
     (tmp_path / "file").write_text("")
     name, *flags = [flag.replace("FILE", str(tmp_path / "file")) for flag in flags]
-    more = ["--data", "digits"] if name in ("diloco.py", "mixed_precision.py", "mup.py", "parameter_server.py") else []
+    more = ["--data", "digits"] if name in ("diloco.py", "mixed_precision.py", "mup.py", "parameter_server.py",
+                                              "schedule_free.py") else []
     run = crews.launch([EXAMPLES / name, *flags, *more], n=1, limit=60)
     assert run.returncode == 2 and words in run.stderr[0] and "Traceback" not in run.stderr[0], run.report()
 

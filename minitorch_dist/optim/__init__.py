@@ -10,11 +10,12 @@ from .muon import Muon
 from .optimizer import Optimizer
 from .scaler import GradScaler
 from .schedule import SCHEDULES, LambdaLR, constant, cosine, linear, warmup_stable_decay
+from .schedule_free import AdamWScheduleFree
 from .sgd import SGD
 from .spikes import SpikeGuard
 from .trust_ratio import LAMB, LARS
 
 __getattr__ = of_module(__name__)
-__all__ = ["LAMB", "LARS", "SCHEDULES", "SGD", "Adafactor", "Adagrad", "Adam", "AdamW", "Combined", "GradScaler",
-           "LambdaLR", "Muon", "Optimizer", "SpikeGuard", "clip_grad_norm_", "constant", "cosine", "linear",
-           "warmup_stable_decay"]
+__all__ = ["LAMB", "LARS", "SCHEDULES", "SGD", "Adafactor", "Adagrad", "Adam", "AdamW", "AdamWScheduleFree", "Combined",
+           "GradScaler", "LambdaLR", "Muon", "Optimizer", "SpikeGuard", "clip_grad_norm_", "constant", "cosine",
+           "linear", "warmup_stable_decay"]

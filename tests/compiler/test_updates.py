@@ -17,7 +17,8 @@ SHAPES = (40, 7), (17_000,), (), (3, 5, 2), (0, 4), (33,)      # of which one is
 KINDS = [("SGD", {"lr": 0.1}), ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
          ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}), ("Adam", {"weight_decay": 0.1}),
          ("Adam", {"amsgrad": True, "maximize": True}), ("AdamW", {"lr": 0.01, "betas": (0.0, 0.5)}),
-         ("Adagrad", {"lr_decay": 0.1, "weight_decay": 0.01}), ("LAMB", {}), ("LARS", {"lr": 0.1})]
+         ("Adagrad", {"lr_decay": 0.1, "weight_decay": 0.01}), ("LAMB", {}), ("LARS", {"lr": 0.1}),
+         ("AdamWScheduleFree", {"warmup": 2, "weight_decay": 0.1})]
 
 
 @pytest.fixture(autouse=True)

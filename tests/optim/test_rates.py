@@ -6,7 +6,8 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import nn, optim
 
-KINDS = optim.SGD, optim.Adam, optim.LAMB, optim.LARS, optim.Muon, optim.Adagrad, optim.Adafactor
+KINDS = optim.SGD, optim.Adam, optim.LAMB, optim.LARS, optim.Muon, optim.Adagrad, optim.Adafactor, \
+    optim.AdamWScheduleFree
 
 
 @pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)

@@ -21,6 +21,7 @@ OPTIMIZERS = {
     "sgd": lambda groups: optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True),
     "adam": lambda groups: optim.Adam(groups, lr=0.01, amsgrad=True, maximize=True),
     "adamw": lambda groups: optim.AdamW(groups, lr=0.01),
+    "adamwschedulefree": lambda groups: optim.AdamWScheduleFree(groups, lr=0.01),
 }
 
 
