@@ -388,3 +388,21 @@ def frozen_on_one_rank(stage):
     model = fully_shard(nn.Linear(3, 4, dtype=np.float64), world, stage)
     next(iter(model.parameters())).requires_grad_(not world.rank)
     return said(lambda: model(np.ones((2, 3))).sum().backward())
+
+
+def written_in_place(stage):
+    """(What the model gives, its state) when all of it has been written to in place, of ranks, and of one process."""
+    world, found = comm.world(), []
+    for sharded in (True, False):
+        mt.manual_seed(2)
+        module = nn.Sequential(nn.Linear(3, 40, dtype=np.float64), nn.Linear(40, 2, dtype=np.float64))
+        for p in module[0].parameters():
+            p.requires_grad_(False)
+        model = fully_shard(module, world, stage) if sharded else module
+        with mt.no_grad():
+            for p in model.parameters():
+                p *= 0.5
+                p += 1
+        output = model(np.ones((1, 3))).numpy()
+        found.append((output, full_state_dict(model) if sharded else module.state_dict()))
+    return found

@@ -278,3 +278,11 @@ def test_what_is_frozen_between_two_steps_has_no_gradients_made_or_sent(stage, e
         np.testing.assert_allclose(norms, alone, rtol=1e-12)
         assert made == [[True] * 3, [False] * 3, [False] * 3, [True] * 3] and unused == [[]] * 4
         assert sent[0] == sent[3] and sent[1] == sent[2] < sent[0]
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_what_is_written_in_place_to_the_frozen_is_there(stage):
+    """By p *= 0.5 of a piece, too, which for what isn't a leaf would bind the name p to another tensor."""
+    for rank, ((output, values), (wanted, whole)) in enumerate(crews.call(CASES + "written_in_place", 2, (stage,))):
+        np.testing.assert_allclose(output, wanted, rtol=1e-12)
+        close(values, {} if rank else whole)

@@ -19,7 +19,6 @@ from ...flat import ALIGN, layout, round_up
 from ...ledger import event, keep, labelled, open_ledgers
 from ...nn.absent import Absent, AbsentParameterError, will_come_and_go
 from ..places import Place, address
-from ..tied import mark, tie_of
 from .few_bits import decoded, encoded
 from .mixed_precision import AS_IT_IS
 
@@ -119,8 +118,9 @@ class Unit:
             start, stop = (min(max(at - self.first, 0), self.share) for at in (s.start, s.stop))
             shape = (1,) * (len(s.tensor.shape) - 1) + (stop - start,) * (len(s.tensor.shape) > 0 or stop - start != 1)
             piece = Tensor(self.part[start:stop].reshape(shape))
-            if tie := tie_of(s.tensor):
-                mark(piece, tie)
+            if (leaf := s.tensor.leaf) is not None:     # then it is one as well, for what writes in place, say p *= 0.5
+                piece.requires_grad_().requires_grad_(False)
+                piece.leaf.tied = leaf.tied
             self.pieces.append(piece)
             self.found[id(piece)] = s, max(self.first - s.start, 0) if stop > start else 0
 
