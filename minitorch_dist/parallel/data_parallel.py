@@ -75,6 +75,8 @@ class DistributedDataParallel(ReducingModule):
         return [self.names[id(p)] for bucket in self.buckets for p in bucket.unused()]
 
     def forward(self, *inputs, **options):
+        if self.exact and self.under_way is not None and not self._in_backward():
+            self._forget(reducing=False)    # what a backward that raised has left, before this takes its statistics
         self._forward_begins()
         with ledger.spanning("compute", "forward"):
             return self.module(*inputs, **options)
@@ -107,7 +109,7 @@ class DistributedDataParallel(ReducingModule):
 
     def forget_step(self):
         """Exact mode: give up the step under way, whose backward passes so far then count for nothing."""
-        self._forget(reducing=False)
+        self._forget(reducing=bool(self.under_way))
         self.zero_grad()
 
     def __reduce_ex__(self, protocol):
@@ -190,6 +192,7 @@ class DistributedDataParallel(ReducingModule):
                 bucket.finish = None
                 bucket.grads[...] = grads
         self._start_over()
+        self.under_way = None
         for bucket in self.buckets:
             bucket.forget()
         if self.exact:

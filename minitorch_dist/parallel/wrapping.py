@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 
 from .. import backend
 from .. import comm as communication
-from ..autodiff.primitive import lower
+from ..autodiff.primitive import lower, state
 from ..autodiff.tensor import Tensor
 from ..comm.mesh import check_no_mesh
 from ..comm.reduction import REDUCIBLE
@@ -90,6 +90,10 @@ class ReducingModule(Module):
             keep(lower(p), "parameter")
         if self.training and self.sync:
             from_rank_0(self.comm, self.module, self.synchronised_buffers)
+
+    def _in_backward(self):
+        """Whether a backward pass that has come to this model is under way."""
+        return state.callbacks is not None and self.at_end in state.callbacks
 
     def _backward_ends(self):
         self.backwards += 1

@@ -7,7 +7,7 @@ import minitorch_dist as mt
 from minitorch_dist import backend, comm, nn, optim, training
 from minitorch_dist.autodiff.primitive import lower
 from minitorch_dist.data import Loader
-from minitorch_dist.parallel import DistributedDataParallel, batch_norm
+from minitorch_dist.parallel import DistributedDataParallel, batch_norm, fully_shard
 from tests.crews import crews, threads
 
 from .test_exact import MPICH_RING
@@ -163,6 +163,25 @@ def test_exact_mode_moves_by_the_mean_over_the_micro_shards():
         np.testing.assert_allclose(layer.running_mean, mean)
         np.testing.assert_allclose(layer.running_var, var)
         model.zero_grad()
+
+
+@pytest.mark.parametrize("wrap", [DistributedDataParallel, fully_shard])
+@pytest.mark.parametrize("told", [False, True])
+def test_exact_mode_forgets_the_statistics_of_a_step_whose_backward_raised_and_of_no_other(wrap, told):
+    x, _ = dataset()
+    layer = nn.BatchNorm(2, dtype=np.float64)
+    model = wrap(layer, comm.world(), exact=True, micro_shards=4)
+    shards = x[:8].reshape(4, 2, *x.shape[1:])
+    model(mt.tensor(shards[0])).sum().backward()
+    far = mt.tensor(5 + shards[1], requires_grad=True) * 1
+    far.register_hook(lambda ct: 1 / 0)     # when the gradients of the layer are there already
+    with pytest.raises(ZeroDivisionError):
+        model(far).sum().backward()
+    model.forget_step() if told else model.zero_grad()
+    for shard in shards:
+        model(mt.tensor(shard)).sum().backward()
+    np.testing.assert_allclose(layer.running_mean, 0.1 * shards.mean(axis=(1, 3, 4)).mean(axis=0))
+    np.testing.assert_allclose(layer.running_var, 0.9 + 0.1 * shards.var(axis=(1, 3, 4), ddof=1).mean(axis=0))
 
 
 def buffers_of_rank_0():

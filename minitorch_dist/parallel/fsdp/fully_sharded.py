@@ -195,10 +195,6 @@ class FullySharded(ReducingModule):
     def _handed_on(self, output):
         return self.policy.outputs(output) if self.ends else output
 
-    def _in_backward(self):
-        """Whether a backward pass that has come to this model is under way."""
-        return state.callbacks is not None and self.at_end in state.callbacks
-
     def _refresh(self):
         """Gather the parameters that the optimizers have stepped."""
         if self.stale:
