@@ -42,7 +42,7 @@ from ..nn.module import Module, Parameter
 from ..parallel.collectives import copy_to
 from ..parallel.context.context import Context
 from ..parallel.fsdp.fully_sharded import FullySharded
-from ..parallel.positions import is_known, of_part
+from ..parallel.positions import of_part
 from ..parallel.tensor.parts import Part, check_products
 from ..parallel.tensor.sequence_parallel import SequenceParallel, dropouts_on_part
 from ..parallel.tensor.tensor_parallel import ColumnParallelLinear, RowParallelLinear
@@ -220,8 +220,8 @@ def add(model, rank=8, alpha=16, dropout=0.0, targets=None, *, rslora=False, qua
         if isinstance(m, PARTS):
             m.product = AdaptedPart(m, adapter, path)
     model = replaced(model, layers)
-    for m in [m for m in model.modules() if context is not None and isinstance(m, Dropout) and is_known(m)]:
-        of_part(m, context=context)
+    for m in chosen.values() if context is not None else ():    # of adapters alone: others know their part
+        of_part(layers.get(id(m), m).lora_dropout, context=context)
     for m in [m for m in model.modules() if isinstance(m, SequenceParallel)]:
         dropouts_on_part(m, m.comm)
     return model

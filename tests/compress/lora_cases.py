@@ -182,15 +182,16 @@ def parts():
     return found, said
 
 
-def of_sequences(kind):
-    """Gradients of the whole of a batch, with dropout: of a GPT that is cut with this sequence_parallel and has parts
-    of the sequences, and of one that isn't."""
+def of_sequences(kind, how):
+    """Gradients of the whole of a batch, with dropout, by all-to-alls of weights of attention as well: of a GPT that is
+    cut with this sequence_parallel and has parts of the sequences, and of one that isn't."""
     mesh, found, tokens = comm.DeviceMesh(cp=2, tp=-1), [], np.random.default_rng(6).integers(0, 9, (3, 8))
     for divided in (True, False):
         mt.manual_seed(2)
-        gpt, whole = (nn.GPT(9, 8, layers=1, heads=2, dim=8, dtype=np.float64) for _ in range(2))
+        gpt, whole = (nn.GPT(9, 8, layers=1, heads=8, dim=16, dtype=np.float64,
+                             attention_dropout=0.3 * (how == "all_to_all")) for _ in range(2))
         if divided:
-            tp.parallelize_module(context_parallel(gpt, mesh["cp"]), mesh["tp"], tp.plan_of(gpt), kind)
+            tp.parallelize_module(context_parallel(gpt, mesh["cp"], how), mesh["tp"], tp.plan_of(gpt), kind)
         lora.add(gpt, RANK, 5, 0.4)
         tp.load_full_state_dict(gpt, moved(lora.add(whole, RANK, 5)).state_dict())
         gpt = DistributedDataParallel(gpt, mesh["cp"] if divided else comm.world_of_one())

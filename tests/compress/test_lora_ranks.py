@@ -111,10 +111,11 @@ def test_parts_are_the_whole_and_send_no_more_activations(n):
             assert words in text
 
 
-@pytest.mark.parametrize("kind", [False, True, "regather"])
-def test_dropout_beside_sequence_parallelism_is_one_process_s(kind):
+@pytest.mark.parametrize(("kind", "how"), [(False, "ring"), (True, "ring"), ("regather", "ring"), (False, "all_to_all"),
+                                           (True, "all_to_all")])
+def test_dropout_beside_sequence_parallelism_is_one_process_s(kind, how):
     """And context parallelism: of sequences that are gathered again for backward, as one matrix, too."""
-    for divided, whole in crews.call(CASES + "of_sequences", 4, (kind,)):
+    for divided, whole in crews.call(CASES + "of_sequences", 4, (kind, how)):
         moved = [name for name in whole if "lora" in name and np.abs(whole[name]).max() > 1e-4]
         assert len(moved) == 8
         compare(divided, whole)
