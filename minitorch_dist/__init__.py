@@ -15,6 +15,7 @@ launch_env.default_blas_threads()      # before NumPy is loaded: its BLAS reads 
 from . import backend, checkpoints, comm, data, kernels, ledger, nn, optim, parallel, viz  # noqa: E402
 from .autodiff import *  # noqa: E402, F403
 from .autodiff import __all__ as _autodiff  # noqa: E402
+from .autodiff.lists import taking_lists as _taking_lists  # noqa: E402
 from .autodiff.ops import *  # noqa: E402, F403
 from .autodiff.ops import __all__ as _ops  # noqa: E402
 from .autodiff.ops import random  # noqa: E402, F401
@@ -24,6 +25,7 @@ from .cuda_graphs import cuda_graph  # noqa: E402
 from .timeline import trace  # noqa: E402
 from .torch_names import of_module  # noqa: E402
 
+globals().update({name: _taking_lists(globals()[name], __name__) for name in (*_ops, "ones_like", "zeros_like")})
 _elsewhere = of_module(__name__)
 LATER = ("compress", "plan", "supervise", "training")
 

@@ -24,7 +24,8 @@ def unary(name, forward, rule, doc):
     def op(x):
         special = state.special
         if x.__class__ is not Tensor or special is GENERAL:
-            return forward(x) if x.__class__ is xp.ndarray and special is not GENERAL else bind(primitive, (x,))
+            return (forward(x) if x.__class__ is xp.ndarray and special is not GENERAL
+                    else bind(primitive, (operand(name, x, x),)))
         a, parent = x.data, x.node
         try:
             out = forward(a)
@@ -115,13 +116,25 @@ def with_params(primitive):
     return op
 
 
-def operand(name, value, other):
-    """A binary op's operand: traced and plain values as they are, sequences as arrays where the other operand is."""
+def as_array(name, value, other=None, argument="x"):
+    """An op's argument that has no shape, a list or a number, as an array beside `other`."""
+    return xp.asarray(operand(name, value, value if other is None else other, argument))
+
+
+def operand(name, value, other, argument=None):
+    """What an op takes as an array: traced and plain values as they are, sequences as arrays where the other operand
+    is. TypeError for all else, which names the argument, where it is given."""
     if value.__class__ in (float, int):
         return weak(value, other)
     if value.__class__ in TRACED or value.__class__ in PLAIN or hasattr(value, "__array_ufunc__") \
             or isinstance(value, xp.generic):       # bfloat16's, which has none
         return value
+    kind, hint = type(value).__name__, "give a Tensor, an array or a number"
     if isinstance(value, (list, tuple)):
-        return to_device_of(xp.asarray(value), lower(other))
-    raise TypeError(f"{name}: can't take a {type(value).__name__}; give a Tensor, an array or a number")
+        if any(v.__class__ in TRACED for v in value):
+            kind, hint = f"{kind} of Tensors", "make one of them by mt.stack or mt.concatenate"
+        elif (array := xp.asarray(value)).dtype.kind in "OSU":
+            kind = f"{kind} of {array.dtype.type.__name__}"
+        else:
+            return to_device_of(array, lower(other))
+    raise TypeError(f"{name}: can't take a {kind}{f' for {argument}' if argument else ''}; {hint}") from None

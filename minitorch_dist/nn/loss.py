@@ -2,6 +2,7 @@
 
 from .. import backend
 from ..autodiff import ops
+from ..autodiff.lists import taking_lists
 from ..autodiff.ops.indexing import numbers_in
 from ..autodiff.primitive import lower
 from ..backend import Placeholder, on_host, to_device_of
@@ -30,6 +31,7 @@ def _reduced(losses, reduction):
     return total / losses.size
 
 
+@taking_lists
 def cross_entropy(logits, labels, reduction="mean", ignore_index=IGNORED, label_smoothing=0.0, z_loss=0.0):
     """-log softmax(logits)[label]: logits (…, classes), labels (…) integers.
 
@@ -51,6 +53,7 @@ def cross_entropy(logits, labels, reduction="mean", ignore_index=IGNORED, label_
                      lambda shapes: f"cross_entropy: logits {shapes}: they must be (…, classes), (…)")
 
 
+@taking_lists
 def linear_cross_entropy(x, weight, labels, reduction="mean", ignore_index=IGNORED, label_smoothing=0.0, z_loss=0.0):
     """cross_entropy(linear(x, weight), labels), the logits of which never exist as a whole: x (…, in), weight (classes,
     in), labels (…) integers; see ops.linear_cross_entropy for what it keeps and costs, and cross_entropy for the rest.
@@ -135,6 +138,7 @@ def log_sigmoid(x):
     return ops.where(positive, 0.0, x) - ops.log1p(ops.exp(ops.where(positive, -x, x)))
 
 
+@taking_lists
 def binary_cross_entropy_with_logits(logits, targets, reduction="mean"):
     """-(t · log σ(z) + (1 - t) · log(1 - σ(z))) over logits z and targets t from 0 to 1, arrays of one shape; reduction
     as in cross_entropy. Stable for logits of any finite size."""
@@ -146,6 +150,7 @@ def binary_cross_entropy_with_logits(logits, targets, reduction="mean"):
     return _reduced(logits * (1.0 - targets) - log_sigmoid(logits), reduction)
 
 
+@taking_lists
 def mse_loss(prediction, target, reduction="mean"):
     """(prediction - target)² over arrays of one shape; reduction as in cross_entropy."""
     target = _array(target, prediction)

@@ -78,7 +78,7 @@ def flip(x, axis=None):
 
 def stack(arrays, axis=0):
     """Arrays of one shape along a new axis."""
-    arrays = as_arrays(arrays)
+    arrays = as_arrays("stack", arrays)
     if len({a.shape for a in arrays}) != 1:
         raise ValueError(f"stack: needs arrays of one shape, got {[a.shape for a in arrays]}")
     return concatenate([expand_dims(a, axis) for a in arrays], _axes("stack", axis, len(arrays[0].shape) + 1)[0])

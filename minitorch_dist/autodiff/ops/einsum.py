@@ -33,7 +33,7 @@ from ..primitive import TRACED, LinearOp, Variadic, bind, lower
 from .indexing import getitem
 from .linalg import matmul
 from .reduction import sum
-from .shape import one_axis, reshape, transpose
+from .shape import as_arrays, one_axis, reshape, transpose
 
 # Below this many multiplications NumPy's own loop is faster than planning for BLAS.
 SMALL = 10_000
@@ -129,6 +129,7 @@ def einsum(subscripts, *operands):
     Without "->" the output has the names that occur once, in alphabetical order. "..." stands for any further axes,
     which broadcast; "ii->i" is a diagonal, "ii" its sum. Raises ValueError where names, axes or extents don't fit.
     """
+    operands = as_arrays("einsum", operands)
     names, output = _parse(subscripts, [x.shape for x in operands])
     extents = _extents(subscripts, names, operands)
     for name in output:
@@ -150,6 +151,8 @@ def einsum(subscripts, *operands):
 
 def _parse(subscripts, shapes):
     """(names per operand, output names) without ellipsis or blanks."""
+    if not isinstance(subscripts, str):
+        raise TypeError(f"einsum: subscripts come first, as text like 'ij,jk->ik', got a {type(subscripts).__name__}")
     text = subscripts.replace(" ", "")
     inputs, arrow, output = text.partition("->")
     parts = inputs.split(",")

@@ -5,6 +5,7 @@ import math
 from ... import backend, kernels
 from ..dispatch import binary, operand
 from ..primitive import LinearOp, Primitive, bind, place, state
+from .elementwise import mul
 from .reduction import sum
 from .shape import as_arrays, reshape, swap_last
 
@@ -21,7 +22,7 @@ def matmul(x, y):
     try:
         left, right = len(x.shape), len(y.shape)
     except AttributeError:      # lists, as NumPy takes them
-        return matmul(*as_arrays((operand("matmul", x, y), operand("matmul", y, x))))
+        return matmul(*as_arrays("matmul", (operand("matmul", x, y), operand("matmul", y, x))))
     if left > 1 and right > 1:
         # One product of all rows instead of many small ones; what is cut over ranks puts its own rows together.
         if left > 2 and right == 2 and x.shape[-1] == y.shape[0] and not hasattr(x, "layout"):
@@ -106,4 +107,4 @@ def linear(x, weight, bias=None):
 
 def dot(x, y):
     """Σ x·y over all elements of two arrays of one shape."""
-    return sum(x * y)
+    return sum(mul(x, y))

@@ -1,7 +1,7 @@
 """Reductions, and broadcasting, which is a sum's transpose."""
 
 from ...backend import add_up, adds_in_float32, in_float32, is_floating, is_short, is_whole, wholes, xp, zeros_like
-from ..dispatch import with_params
+from ..dispatch import as_array, with_params
 from ..primitive import TRACED, LinearOp, Primitive, bind, lower, state
 from .elementwise import astype, exp, isfinite, log, sqrt, where
 from .indexing import getitem
@@ -151,7 +151,10 @@ def normal_axes(axis, ndim):
 
 def sum(x, axis=None, keepdims=False):
     """The sum over `axis` (None: all; an int; a tuple), of x's dtype; of integers and bools in 64 bits."""
-    shape = x.shape
+    try:
+        shape = x.shape
+    except AttributeError:
+        return sum(as_array("sum", x), axis, keepdims)
     return _summing(x, (shape, normal_axes(axis, len(shape)), keepdims))
 
 
@@ -240,7 +243,10 @@ def cumsum(x, axis=None):
 
 def broadcast_to(x, shape):
     """x copied along new and size-1 axes to `shape`."""
-    return _copied(x, wholes("shape", shape))
+    try:
+        return _copied(x, wholes("shape", shape))
+    except AttributeError:
+        return _copied(as_array("broadcast_to", x), wholes("shape", shape))
 
 
 def _copied(x, shape):

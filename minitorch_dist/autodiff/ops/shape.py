@@ -2,7 +2,7 @@
 arrange.py."""
 
 from ...backend import is_whole, module_of, of_one_dtype, recording, whole, wholes, xp, zeros_like
-from ..dispatch import with_params
+from ..dispatch import as_array, operand, with_params
 from ..primitive import TRACED, LinearOp, Primitive, Variadic, bind, lower
 
 # ---------------------------------------------------------------- linear maps
@@ -112,7 +112,11 @@ _concatenate = Variadic("concatenate", _joined, "sizes axis",
 
 def reshape(x, *shape):
     """x with the same elements in row-major order in another shape; one extent may be -1."""
-    shape, old = wholes("shape", shape[0] if len(shape) == 1 else shape), x.shape
+    shape = wholes("shape", shape[0] if len(shape) == 1 else shape)
+    try:
+        old = x.shape
+    except AttributeError:
+        return reshape(as_array("reshape", x), shape)
     if shape and min(shape) < 0:
         known = 1
         for extent in shape:
@@ -133,7 +137,11 @@ def _shaped(x, shape):
 
 def transpose(x, *perm):
     """x with its axes in the order `perm` (default: reversed)."""
-    perm, n = wholes("perm", perm[0] if len(perm) == 1 else perm), len(x.shape)
+    perm = wholes("perm", perm[0] if len(perm) == 1 else perm)
+    try:
+        n = len(x.shape)
+    except AttributeError:
+        return transpose(as_array("transpose", x), perm)
     perm = tuple(p + n if p < 0 else p for p in perm) if perm else tuple(range(n - 1, -1, -1))
     if sorted(perm) != list(range(n)):
         raise ValueError(f"transpose: {perm} is not an order of the {n} axes of shape {x.shape}")
@@ -150,7 +158,7 @@ def swap_last(x):
 
 def concatenate(arrays, axis=0):
     """The arrays one after another along an axis that they already have."""
-    arrays = as_arrays(arrays)
+    arrays = as_arrays("concatenate", arrays)
     if not arrays:
         raise ValueError("concatenate: needs at least one array")
     axis = one_axis("concatenate", axis, arrays[0].shape)
@@ -159,9 +167,11 @@ def concatenate(arrays, axis=0):
     return bind(_concatenate.of(len(arrays)), arrays, (tuple(a.shape[axis] for a in arrays), axis))
 
 
-def as_arrays(values):
+def as_arrays(name, values):
     """Arrays and traced values as they are, numbers and lists as arrays: a list."""
-    return [v if hasattr(v, "shape") else xp.asarray(v) for v in values]
+    if not hasattr(values, "__iter__"):
+        raise TypeError(f"{name}: takes a list or a tuple of arrays, got a {type(values).__name__}")
+    return [v if hasattr(v, "shape") else xp.asarray(operand(name, v, v)) for v in values]
 
 
 def one_axis(name, axis, shape):

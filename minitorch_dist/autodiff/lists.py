@@ -1,0 +1,61 @@
+"""Lists, tuples and numbers in the places of arrays, as NumPy's functions take them: mt.sum([1, 2]).
+
+Most ops begin by asking their arrays for a shape, which a list doesn't have. Only then, when an op has failed, is
+looked at what it was given. So arrays cost a call, some tens of nanoseconds, and that only where users call mt.mean(x):
+methods, operators and what the library calls itself are the bare functions, and the quickest catch it themselves.
+"""
+
+import inspect
+from functools import update_wrapper
+
+from .dispatch import as_array
+
+# Parameters that are arrays.
+ARRAYS = frozenset("x y w weight bias gate up input query key value indices logits labels prediction target "
+                   "targets".split())
+
+# With the function's own parameters: *args and **named would cost three times as much.
+LINE = inspect.currentframe().f_lineno      # where tracebacks find its text
+TEMPLATE = """def {name}({parameters}):
+    try:
+        return function({passed})
+    except (AttributeError, TypeError):
+        made = of_lists(function, {passed})
+        if made is None:
+            raise
+    return function(*made.args, **made.kwargs)
+"""
+
+
+def taking_lists(function, module=None):
+    """The function, which may be given lists, tuples and numbers as well where its parameters are called as ARRAYS are.
+    TypeError that names function and parameter for what can't become an array: text, lists of Tensors, None unless it
+    is the default. Itself where it has no such parameters, or sees to them in dispatch.py's ways, as the quickest do.
+    module: by which pickle finds it, if not the function's own."""
+    parameters = inspect.signature(function).parameters
+    if not {"as_array", "operand"}.isdisjoint(function.__code__.co_names) or parameters.keys().isdisjoint(ARRAYS):
+        return function
+    bare = inspect.Signature([p.replace(default=p.empty, annotation=p.empty) for p in parameters.values()])
+    passed = ", ".join({p.VAR_POSITIONAL: f"*{n}", p.KEYWORD_ONLY: f"{n}={n}"}.get(p.kind, n)
+                       for n, p in parameters.items())
+    scope = {"function": function, "of_lists": of_lists}
+    text = "\n" * LINE + TEMPLATE.format(name=function.__name__, parameters=str(bare)[1:-1], passed=passed)
+    exec(compile(text, __file__, "exec"), scope)
+    taking = update_wrapper(scope[function.__name__], function)
+    taking.__defaults__, taking.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    taking.__module__ = module or function.__module__
+    return taking
+
+
+def of_lists(function, *args, **named):
+    """The arguments with arrays where there were lists and numbers, as inspect's BoundArguments; None: all were arrays,
+    or what else may be there."""
+    bound = inspect.signature(function).bind(*args, **named)
+    given, arrays = bound.arguments, {}
+    for name, parameter in bound.signature.parameters.items():
+        value = given.get(name)
+        if name in ARRAYS and not hasattr(value, "shape") and (value is not None or parameter.default is not None):
+            beside = next((v for n, v in given.items() if n in ARRAYS and hasattr(v, "shape")), None)
+            arrays[name] = as_array(function.__name__, value, beside, name)
+    given.update(arrays)
+    return bound if arrays else None
