@@ -27,6 +27,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
                "TRITON_INTERPRET": "1"}      # Triton asks when it is imported: kernels run in its interpreter, in NumPy
 STARTING_SECONDS = 15      # that a launch may take beyond its limit
 STILL_SECONDS = 1.5        # if all ranks have waited in one call for so long, they wait for each other
+MOVING_SECONDS = 0.3       # ranks of which one has begun a call within so long before the limit are slow, not stuck
 MOST_BYTES = 1 << 28       # of the outputs of one process
 MOST_SOURCE = 1 << 18      # bytes of an answer's file
 PRINTED_LINES = 12
@@ -187,12 +188,15 @@ def _failure(box, exercise, run, n, limit, text):
     stacks = [run.stack[rank] or _text(box / f"late-{rank}") for rank in range(n)]
     waiting = [bool(state and state["waiting"]) for state in run.state]
     late = run.timed_out or any(_text(box / f"late-{rank}") for rank in range(n))
-    if any(waiting) and (late or all(waiting)):
+    moving = n > 1 and late and run.quiet < MOVING_SECONDS * patience()
+    if any(waiting) and (late or all(waiting)) and not moving:
         return _deadlock(box, run, stacks, finished, n, text)
     if late:
         lines = [_learner_line(box, stack, text) for stack in stacks]
         where = [line for line in lines if line]
-        return Failure("slow", f"no answer within {limit:g} s" + (f": it was at {where[0]}" if where else ""))
+        calls = max(state["calls"] if state else 0 for state in run.state)
+        going = f". No deadlock: the ranks still went from one call to the next, with {calls:,} begun" if moving else ""
+        return Failure("slow", f"no answer within {limit:g} s{going}" + (f": it was at {where[0]}" if where else ""))
     missing = [rank for rank in range(n) if not finished[rank]]
     who = "your program" if n == 1 else f"rank {missing[0]} of {n}"
     said = [line for rank in missing for line in _not_ours(run.stderr[rank])[-4:]]

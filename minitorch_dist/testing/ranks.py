@@ -9,6 +9,7 @@ it has printed; the report then says where each rank waited.
 
 import contextlib
 import functools
+import math
 import os
 import pickle
 import shutil
@@ -53,6 +54,8 @@ class Run:
     stack            after a timeout, the stacks of the rank's threads
     launcher_stderr  what mpirun itself printed, on stdout too
     started          whether mpirun has started a rank at all
+    quiet            of a launch with `still`: seconds since a rank last began a call or came out of one, when it ended;
+                     inf where all stood still, and where nobody has looked
     """
 
     command: list
@@ -65,6 +68,7 @@ class Run:
     stack: list
     launcher_stderr: str
     started: bool = True
+    quiet: float = math.inf
 
     def check(self):
         """self, if the run ended in time with status 0; else AssertionError with all that is known."""
@@ -208,10 +212,10 @@ class Launch:
     def finish(self, limit, still=None):
         """Wait for the end, at most `limit` seconds; the Run."""
         try:
-            _wait(self.process, self.folder, self.n, limit, still)
+            quiet = _wait(self.process, self.folder, self.n, limit, still)
             timed_out = False
-        except subprocess.TimeoutExpired:
-            timed_out = True
+        except subprocess.TimeoutExpired as error:
+            timed_out, quiet = True, error.timeout
             _dump_stacks(self.folder, self.n)
         finally:
             _end(self.process, self.folder, self.n)
@@ -221,7 +225,7 @@ class Launch:
             return [_read(self.folder / f"rank-{rank}.{kind}") for rank in range(self.n)]
         return Run(self.command, None if timed_out else self.process.returncode, timed_out, seconds, texts("out"),
                    texts("err"), _states(self.folder, self.n), texts("stack"), _read(self.folder / "launcher.err"),
-                   any(_pids(self.folder, self.n)))
+                   any(_pids(self.folder, self.n)), quiet)
 
 
 def _states(folder, n):
@@ -229,21 +233,28 @@ def _states(folder, n):
 
 
 def _wait(process, folder, n, limit, still):
-    """Wait for the end. TimeoutExpired at the limit, or when all ranks have stood still (`launch`)."""
+    """Wait for the end; Run.quiet. TimeoutExpired, with that, at the limit, or when all ranks have stood still."""
     if still is None:
-        process.wait(limit)
-        return
-    end, since, seen, spent = time.monotonic() + limit, time.monotonic(), [None] * n, [0] * n
+        try:
+            process.wait(limit)
+        except subprocess.TimeoutExpired:
+            raise subprocess.TimeoutExpired(process.args, math.inf) from None
+        return math.inf
+    changed = since = time.monotonic()
+    end, seen, spent = since + limit, [None] * n, [0] * n
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(LOOK_EVERY)
-            return
+            return time.monotonic() - changed
         states, now = _states(folder, n), time.monotonic()
+        changed = now if states != seen else changed
         if states != seen or not all(state is not None and state["waiting"] for state in states):
             seen, since, spent = states, now, _cpu_seconds(states)
         looked = all(new - old > LOOKED_SECONDS for new, old in zip(_cpu_seconds(seen), spent, strict=True))
-        if now > end or now - since > still or looked:
-            raise subprocess.TimeoutExpired(process.args, now - since)
+        if now - since > still or looked:
+            raise subprocess.TimeoutExpired(process.args, math.inf)
+        if now > end:
+            raise subprocess.TimeoutExpired(process.args, now - changed)
 
 
 def _cpu_seconds(states):

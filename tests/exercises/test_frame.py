@@ -49,6 +49,10 @@ FAILURES = {
     "waits for one that computes": (
         "def f(comm, x):\n    if comm.rank == 0:\n        comm.recv(x, src=1)\n    while True:\n        x = x + 1\n", 2,
         "deadlock", ["rank 0 waits in recv(src=1) at your line 3", "rank 1 computes at your line"]),
+    "slow, number by number": (
+        "def f(comm, x):\n    while True:\n        comm.all_reduce(x[:1])\n", 2, "slow",
+        ["no answer within 1 s. No deadlock: the ranks still went from one call to the next, with ", " begun: it was "
+         "at your line 3: comm.all_reduce(x[:1])"]),
     "endless": ("def f(x):\n    while True:\n        pass\n", 1, "slow", ["no answer within 1 s", "your line"]),
     "a forbidden import": ("import minitorch_dist.nn\n", 1, "forbidden", ["your line 1 imports minitorch_dist.nn"]),
     "not UTF-8": ("", 1, "syntax", ["UTF-8"]),
