@@ -170,7 +170,14 @@ class TrainedUnit(Unit):
         self.empty()
 
     def reduce(self, exact, folded):
-        """Begin to add the gradients up over the ranks, each rank its part. folded: there were micro-shards before."""
+        """Begin to add the gradients up over the ranks, each rank its part. folded: there were micro-shards before.
+
+        All of the unit travels, for what has been frozen since wrapping zeros: a rank gets one block of the whole, and
+        all blocks of a reduce-scatter are equally long. A frozen matrix takes away from some ranks' blocks and not from
+        others', so that the longest, which sets the length, mostly stays; and few bits, 16 bits and trees over
+        the ranks would each have to know which elements a block has. Frozen before wrapping it is a Unit by itself, for
+        which nothing is sent here.
+        """
         self.complete()
         self.check_zeroed(exact)
         if folded:
