@@ -30,12 +30,12 @@ class Linear(Module):
     def forward(self, x):
         return ops.linear(x, self.weight, self.bias)
 
-    def losses(self, x, targets):
+    def losses(self, x, targets, z_loss=0.0):
         """linear_cross_entropy (…) of y as logits, which aren't made: (…, in_features), integers (…). Without a bias:
         ValueError with one."""
         if self.bias is not None:
             raise ValueError("Linear: losses are of logits x Wᵀ, and this one has a bias: take the loss of its result")
-        return linear_cross_entropy(x, self.weight, targets, "none")
+        return linear_cross_entropy(x, self.weight, targets, "none", z_loss=z_loss)
 
     def extra_repr(self):
         out, inside = self.weight.shape

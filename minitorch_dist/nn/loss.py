@@ -83,6 +83,14 @@ def weighted(z_loss):
     return float(z_loss)
 
 
+def wants_logits(targets, z_loss):
+    """Whether a model that may be given targets is given none. ValueError for a z-loss, which is added to losses."""
+    if targets is None and z_loss:
+        raise ValueError(f"z_loss={z_loss} of a model without targets, which gives logits: give it to "
+                         "cross_entropy(logits, labels, z_loss=…), or the targets to the model")
+    return targets is None
+
+
 def with_more(losses_of, of_labels, mean, label_smoothing, z_loss):
     """losses_of, and what label smoothing and the z-loss add: of_labels(x, labels) (n,) are the labels' logits, mean(x)
     (n,) those of all classes."""

@@ -39,7 +39,7 @@ from . import init
 from .containers import ModuleList
 from .decoding import KeyValueCache, beginning, by_position, evaluating
 from .layers import Linear
-from .loss import IGNORED, cross_entropy
+from .loss import IGNORED, cross_entropy, wants_logits
 from .module import Module
 from .positions import places
 
@@ -68,11 +68,11 @@ class Further(Module):
 class MultiTokenPrediction(Module):
     """A GPT that is trained to predict 1 + depth tokens from each position.
 
-    In training, of tokens (batch, time) and perhaps documents, as GPT's: logits in a tuple, of depth k (batch,
-    time - k, vocabulary), k = 0 … depth; with experts a pair of this tuple and the sum of the auxiliary losses. In
-    evaluation the GPT's own result. Given targets, integers (batch, time), it gives losses in the logits' place, as a
-    GPT does: of depth k (batch, time - k). ValueError unless there are more tokens than depths, and for a GPT that has
-    a part of the sequences.
+    In training, of tokens (batch, time) and perhaps documents, as GPT's: logits in a tuple, of depth k (batch, time -
+    k, vocabulary), k = 0 … depth; with experts a pair of this tuple and the sum of the auxiliary losses. In evaluation
+    the GPT's own result. Given targets, integers (batch, time), it gives losses in the logits' place, as a GPT does,
+    with z_loss too: of depth k (batch, time - k). ValueError unless there are more tokens than depths, and for a GPT
+    that has a part of the sequences.
     """
 
     def __init__(self, model, depth=1):
@@ -83,9 +83,9 @@ class MultiTokenPrediction(Module):
         self.model, self.depth = model, depth
         self.further = ModuleList(Further(model, i) for i in range(depth))
 
-    def forward(self, tokens, documents=None, targets=None):
+    def forward(self, tokens, documents=None, targets=None, z_loss=0.0):
         if not self.training:
-            return self.model(tokens, documents, targets)
+            return self.model(tokens, documents, targets, z_loss)
         if self.model.context is not None:
             raise ValueError("MultiTokenPrediction: positions are put together with later tokens, of which the GPT has "
                              f"a part ({self.model.context}): take one that is not divided")
@@ -93,12 +93,12 @@ class MultiTokenPrediction(Module):
         if time <= self.depth:
             raise ValueError(f"MultiTokenPrediction: {time} tokens for depth={self.depth}: give {self.depth + 1} or "
                              "more")
-        model, here = self.model, lower(self.model.embed.weight)
+        model, logits, here = self.model, wants_logits(targets, z_loss), lower(self.model.embed.weight)
         if documents is not None:
             documents = to_device_of(numbered(documents, tokens.shape), here)
 
         def at(depth, x):
-            return model.scores(x) if targets is None else model.losses(x, targets_at(depth, targets, documents))
+            return model.scores(x) if logits else model.losses(x, targets_at(depth, targets, documents), z_loss)
         x, aux = model.features(tokens, documents)
         found = [at(0, model.norm(x))]
         for k, further in enumerate(self.further, 1):
@@ -132,11 +132,11 @@ def multi_token_loss(logits, targets=None, documents=None, weight=0.3, z_loss=0.
     logits     a MultiTokenPrediction's, of its training; or its losses, where it was given the targets
     targets    integers (batch, time), the next tokens; IGNORED for none. None: the model was given them
     documents  what the model was given
-    z_loss     as in cross_entropy, at each depth; of losses that the model made it can't be. ValueError
+    z_loss     as in cross_entropy, at each depth; ValueError where the model made the losses: give it to the model
     """
     if z_loss and targets is None:
-        raise ValueError(f"multi_token_loss: z_loss={z_loss} of losses that the model has made already: it needs the "
-                         "logits: call the model without targets")
+        raise ValueError(f"multi_token_loss: z_loss={z_loss} of losses that the model has made already: give it to "
+                         "the model, beside the targets")
     main, *further = (ops.sum(scores) if targets is None else
                       cross_entropy(scores, targets_at(depth, targets, documents), "sum", z_loss=z_loss)
                       for depth, scores in enumerate(logits))

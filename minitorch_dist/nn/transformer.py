@@ -16,7 +16,7 @@ from .decoding import by_position
 from .latent import LatentAttention
 from .layers import GELU, Dropout, Linear, SwiGLU
 from .linear_attention import OF_STATES
-from .loss import linear_cross_entropy
+from .loss import linear_cross_entropy, wants_logits
 from .module import Module, Parameter, at_least_1
 from .moe import MoE
 from .norm import LayerNorm, RMSNorm
@@ -43,9 +43,9 @@ class Embedding(Module):
         """Scores of all rows, x Wᵀ: (…, embedding_dim) -> (…, num_embeddings), the output layer of tied weights."""
         return ops.linear(x, self.weight)
 
-    def losses(self, x, targets):
+    def losses(self, x, targets, z_loss=0.0):
         """nn.linear_cross_entropy of attend's scores, (…), without them: (…, embedding_dim), integers (…)."""
-        return linear_cross_entropy(x, self.weight, targets, "none")
+        return linear_cross_entropy(x, self.weight, targets, "none", z_loss=z_loss)
 
     def extra_repr(self):
         return ", ".join(map(str, self.weight.shape))
@@ -210,7 +210,8 @@ class GPT(Module):
     model(tokens, documents) with the number of each position's document, integers (batch, time), works on several
     documents in a row (data/packing.py) as on each alone: nobody looks into another, and positions begin anew in each,
     wherever the number changes. So numbers are a stretch each. With targets=, the integers (batch, time) to predict, it
-    gives the losses (batch, time) in place of the logits, which then never exist as a whole (see losses).
+    gives the losses (batch, time) in place of the logits, which then never exist as a whole (see losses); z_loss= is
+    cross_entropy's, for these.
 
     positions   "learned" (a table of `length` rows), "rotary", or a Rotary, which has other angles
     tied        the output layer is the embedding's weight
@@ -259,10 +260,10 @@ class GPT(Module):
         return self._block(window=window_of(self.windows, i))
 
     @by_position
-    def forward(self, tokens, documents=None, targets=None):
+    def forward(self, tokens, documents=None, targets=None, z_loss=0.0):
         x, aux = self.features(tokens, documents)
         x = self.norm(x)
-        y = self.scores(x) if targets is None else self.losses(x, targets)
+        y = self.scores(x) if wants_logits(targets, z_loss) else self.losses(x, targets, z_loss)
         return y if aux is None else (y, aux)
 
     def features(self, tokens, documents=None):
@@ -300,17 +301,17 @@ class GPT(Module):
         x = x if self.output_multiplier is None else self.output_multiplier * x
         return self.embed.attend(x) if self.head is None else self.head(x)
 
-    def losses(self, x, targets):
+    def losses(self, x, targets, z_loss=0.0):
         """-log softmax(logits)[target] (batch, time), 0 where a target is -100, of features (batch, time, dim) behind a
-        norm and integers (batch, time), without the logits: ops.linear_cross_entropy. ValueError where the output layer
-        does more than a product: hooks, adapters."""
+        norm and integers (batch, time), without the logits: ops.linear_cross_entropy, and z_loss as in cross_entropy.
+        ValueError where the output layer does more than a product: hooks, adapters."""
         tied = self.head is None
         layer, scores = (self.embed, "attend") if tied else (self.head, "forward")
         if not (_has_losses_of(scores, type(layer)) and (tied or _bare(layer) and layer.bias is None)):
             raise ValueError(f"GPT: targets want an output layer that is a product with one matrix and nothing else, "
                              f"not {layer!r}, which has more to it: leave them out, and take the loss of the logits")
         x = x if self.output_multiplier is None else self.output_multiplier * x
-        return layer.losses(x, targets)
+        return layer.losses(x, targets, z_loss)
 
     def generate(self, tokens, count, temperature=1.0, stream=None, end=None, cache=None, top_k=None, top_p=None):
         """tokens (batch, time) continued by `count` sampled ones, int64 (batch, time + count), on the model's device.

@@ -8,6 +8,7 @@ from minitorch_dist import ledger, nn, optim
 from minitorch_dist.backend import tiled_cross_entropy
 from minitorch_dist.compress import lora
 from minitorch_dist.nn.transformer import FAMILIES, Embedding
+from minitorch_dist.parallel.pipelines.gpt_stages import cut_gpt
 
 VOCABULARY = 300        # two tiles, as narrow as they get
 GPTS = {"tied": {}, "untied": {"tied": False}, "llama": FAMILIES["llama"] | {"tied": False},
@@ -51,6 +52,44 @@ def test_losses_and_gradients_are_those_of_the_logits(name, packed):
         found.append({"losses": losses.numpy()} | {n: p.grad.numpy() for n, p in model.named_parameters()})
     for key, wanted in found[0].items():
         np.testing.assert_allclose(found[1][key], wanted, rtol=1e-10, atol=1e-12, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["tied", "llama", "experts", "multi-token"])
+def test_a_z_loss_is_added_to_the_losses_of_tiles(name):
+    """weight · log² Σ exp(z), with the logits z of the same model: losses, and gradients of them."""
+    tokens, targets, _ = batch()
+    found = []
+    for tiled in (False, True):
+        model = gpt(**GPTS.get(name, {}))
+        model = nn.MultiTokenPrediction(model) if name == "multi-token" else model
+        y = model(tokens, targets=targets, z_loss=0.3) if tiled else model(tokens)
+        y = y[0] if name == "experts" else y
+        losses = []
+        for depth, part in enumerate(y if isinstance(y, tuple) else (y,)):
+            if not tiled:
+                at, total = targets[:, depth:], mt.log(mt.exp(part).sum(-1))        # small logits: no overflow
+                right = part[(*np.indices(at.shape), np.maximum(at, 0))]
+                part = mt.where(at == -100, 0.0, total - right + 0.3 * total ** 2)
+            losses.append(part.flatten())
+        mt.concatenate(losses).sum().backward()
+        found.append({"losses": mt.concatenate(losses).numpy()} | {n: p.grad.numpy() for n, p in
+                                                                   model.named_parameters()})
+    for key, wanted in found[0].items():
+        np.testing.assert_allclose(found[1][key], wanted, rtol=1e-10, atol=1e-12, err_msg=key)
+
+
+def test_stages_of_a_gpt_add_a_z_loss_as_well():
+    tokens, targets, _ = batch()
+    first, last = cut_gpt(gpt(tied=False), 2)
+    wanted = gpt(tied=False)(tokens, targets=targets, z_loss=0.3)
+    np.testing.assert_allclose(last(first(tokens), None, targets, 0.3).numpy(), wanted.numpy(), rtol=1e-12)
+
+
+def test_a_z_loss_wants_targets():
+    model = gpt()
+    for each in (model, nn.MultiTokenPrediction(model)):
+        with pytest.raises(ValueError, match="z_loss=0.1 of a model without targets"):
+            each(batch()[0], z_loss=0.1)
 
 
 def test_the_logits_are_not_kept():

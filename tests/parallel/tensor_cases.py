@@ -138,18 +138,18 @@ def tiled(n, dtype, cut):
             sum(forward.bytes_sent.values()), sum(backward.bytes_sent.values()), kept)
 
 
-def losses_of(options, sequence_parallel=None, overlap=False, compiled=False):
+def losses_of(options, sequence_parallel=None, overlap=False, compiled=False, z_loss=0.0):
     """(losses, whole gradients) of a GPT that is cut, and given targets; by default of a whole one's logits."""
     mt.manual_seed(5)
     world, model = comm.world(), nn.GPT(701, 8, layers=1, heads=2, dim=8, dtype=np.float64, **options)
     tokens, targets = np.random.default_rng(8).integers(0, 701, (2, 3, 8))
     targets[0, 2] = targets[2, 7] = -100
     if sequence_parallel is None:
-        losses = nn.cross_entropy(model(tokens), targets, "none")
+        losses = nn.cross_entropy(model(tokens), targets, "none", z_loss=z_loss)
     else:
         tp.parallelize_module(model, world, tp.plan_of(model), sequence_parallel, overlap)
         with patch.object(tiled_cross_entropy, "HOST", 1):      # two narrow tiles for each of two ranks
-            losses = (mt.compile(model) if compiled else model)(tokens, targets=targets)
+            losses = (mt.compile(model) if compiled else model)(tokens, targets=targets, z_loss=z_loss)
     losses.sum().backward()
     with mt.no_grad():      # so that full_state_dict gives gradients
         for p in model.parameters():

@@ -94,9 +94,18 @@ def test_losses_by_tiles_of_divided_classes(n, classes, dtype, cut):
                          ids=["tied", "untied", "rotary"])
 def test_a_gpt_that_is_cut_and_given_targets(options):
     """Losses and gradients of one process's logits, whatever lies between the parts."""
-    (losses, wanted), = crews.call(CASES + "losses_of", 1, args=(options,))
-    for way in ((False,), (True,), ("regather", False, True), (True, True)):
-        for got, grads in crews.call(CASES + "losses_of", 2, args=(options, *way)):
+    compare_losses(options, [(False,), (True,), ("regather", False, True), (True, True)])
+
+
+@pytest.mark.parametrize("options", [{}, {"tied": False}], ids=["tied", "untied"])
+def test_a_z_loss_of_a_gpt_that_is_cut(options):
+    compare_losses(options, [(False,), (True,), ("regather",), (True, True)], z_loss=0.3)
+
+
+def compare_losses(options, ways, z_loss=0.0):
+    (losses, wanted), = crews.call(CASES + "losses_of", 1, args=(options, None, False, False, z_loss))
+    for way in ways:
+        for got, grads in crews.call(CASES + "losses_of", 2, args=(options, *(*way, False, False)[:3], z_loss)):
             np.testing.assert_allclose(got, losses, rtol=1e-10, err_msg=str(way))
             for name, gradient in wanted.items():
                 np.testing.assert_allclose(grads[name], gradient, rtol=1e-9, atol=1e-11, err_msg=f"{way} {name}")

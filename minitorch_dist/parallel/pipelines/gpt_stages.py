@@ -7,6 +7,7 @@ checkpoints go from one to the other. Where the output layer is tied to the embe
 have it (parallel/tied.py).
 """
 
+from ...nn.loss import wants_logits
 from ...nn.module import Module
 from ...nn.moe import MoE
 from ...nn.transformer import GPT
@@ -41,7 +42,7 @@ class GPTStage(Module):
             if gpt.head is None:
                 self.embed = gpt.embed
 
-    def forward(self, x, documents=None, targets=None):
+    def forward(self, x, documents=None, targets=None, z_loss=0.0):
         if self.first:
             x, _ = self.embedded(x, documents)
         elif self.mixture:
@@ -51,7 +52,7 @@ class GPTStage(Module):
             return joined(x) if self.mixture else x
         x, *aux = x if self.mixture else (x,)
         x = self.norm(x)
-        y = self.scores(x) if targets is None else self.losses(x, targets)
+        y = self.scores(x) if wants_logits(targets, z_loss) else self.losses(x, targets, z_loss)
         return (y, *aux) if self.mixture else y
 
 

@@ -124,7 +124,7 @@ class _Part(Module):
             return sequences.linear(x, self.weight, bias, self.comm, self.sequence_parallel == "regather", product)
         return product(copy_to(x, self.comm), self.weight, bias)
 
-    def _losses(self, x, targets):
+    def _losses(self, x, targets, z_loss):
         """-log softmax(x Wᵀ)[target], W being all ranks' rows, which share the classes in order; see nn.GPT.losses."""
         shares, targets = Shares(self.comm, self.parts["weight"][2]), numbers_in(targets)
         shape = tuple(x.shape[:-1])
@@ -137,7 +137,7 @@ class _Part(Module):
 
         def losses(x, weight, _):       # behind an axis more, in a result's place
             rows = ops.reshape(x, (targets.size, x.shape[-1])) if len(x.shape) != 2 else x
-            found = ops.linear_cross_entropy(rows, weight, targets.reshape(-1), IGNORED, shares)
+            found = shares.linear_losses(rows, weight, targets.reshape(-1), IGNORED, z_loss)
             return ops.reshape(found, (*x.shape[:-1], 1))
         return ops.reshape(self._entered(x, None, losses), shape)
 
@@ -172,14 +172,14 @@ class ColumnParallelLinear(_Part):
         y = self._linear(x, self.bias, self.product)
         return gather_from(y, self.comm, -1, self.parts["weight"][2]) if self.gather_output else y
 
-    def losses(self, x, targets):
+    def losses(self, x, targets, z_loss=0.0):
         """Linear's, on all ranks, of outputs that they share in order: ValueError for others, and for a product that is
         not ops.linear."""
         _, rows, count = self.parts["weight"]
         if self.product is not ops.linear or not np.array_equal(rows, _rows(count, self.comm)):
             raise ValueError("ColumnParallelLinear: losses are of plain products of rows that the ranks share in "
                              f"order: not of product={self.product}, rows={rows.tolist()}; take the loss of the logits")
-        return self._losses(x, targets)
+        return self._losses(x, targets, z_loss)
 
 
 class RowParallelLinear(_Part):
@@ -253,9 +253,9 @@ class VocabParallelEmbedding(_Part):
         y = self._linear(x)
         return gather_from(y, self.comm, -1, self.num_embeddings) if self.gather_output else y
 
-    def losses(self, x, targets):
+    def losses(self, x, targets, z_loss=0.0):
         """Embedding's, on all ranks."""
-        return self._losses(x, targets)
+        return self._losses(x, targets, z_loss)
 
 
 # ---------------------------------------------------------------- whole models

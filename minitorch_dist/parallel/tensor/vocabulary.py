@@ -15,7 +15,7 @@ from ...autodiff.primitive import lower
 from ...backend import choose, is_short, to_device_of, xp
 from ...backend.tiled_cross_entropy import counted_labels
 from ...data.loader import share
-from ...nn.loss import by_labels, smoothing, weighted
+from ...nn.loss import by_labels, smoothing, weighted, with_more
 from ..collectives import reduce_from
 
 
@@ -67,6 +67,17 @@ class Shares(NamedTuple):
         if z_loss:
             losses = losses + ops.square(total + greatest) * z_loss
         return losses if counted is None else ops.where(counted, losses, 0.0)
+
+    def linear_losses(self, x, weight, labels, ignore=None, z_loss=0.0):
+        """(n,), of x Wᵀ as logits, which aren't made: x (n, in), this rank's rows of W, labels (n,); 0 where the label
+        is `ignore`."""
+        def tiled(x, labels, ignore):
+            return ops.linear_cross_entropy(x, weight, labels, ignore, self)
+
+        def of_labels(x, labels):
+            mine, row = here(labels, self.classes, self.comm)
+            return reduce_from(ops.where(mine, ops.sum(x * weight[row], 1), 0.0), self.comm)
+        return with_more(tiled, of_labels, None, 0.0, z_loss)(x, labels, ignore)
 
 
 def vocab_parallel_cross_entropy(logits, labels, comm, num_classes, reduction="mean", ignore_index=-100,
