@@ -173,7 +173,7 @@ def parse(argv):
     p.add_argument("--qk-norm", action="store_true", help="norms of each head's queries and keys")
     p.add_argument("--family", choices=list(FAMILIES), default="gpt",
                    help="llama: rotary positions, RMS norms, SwiGLU, no biases, an output layer of its own; deepseek: "
-                   "attention by latents besides")
+                   "multi-head latent attention besides")
     p.add_argument("--hidden", type=int, help="features within the feed-forward (default: 4 · dim; a llama's, which "
                    "has a gate as well, 8/3 · dim, up to a multiple of 16)")
     p.add_argument("--predict", type=int, default=1, help="tokens that training predicts from each position: with 2 "

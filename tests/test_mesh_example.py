@@ -155,7 +155,8 @@ def text(tmp_path_factory):
     (1, ["--schedule", "zb-v"], "--schedule zb-v is for --pp 2 or more"),
     (1, ["--text", "nowhere.txt"], "nowhere.txt: No such file or directory"),
     (1, ["--window", "3,0"], "--window '3,0': one sees 1 position or more, itself"),
-    (1, ["--window", "3,all", "--family", "deepseek"], "window=3,all of a deepseek: attention by latents has none"),
+    (1, ["--window", "3,all", "--family", "deepseek"],
+     "window=3,all of a deepseek: multi-head latent attention has none"),
     (1, ["--dropout", "2"], "--dropout 2"), (1, ["--zero", "4"], "--zero: invalid choice")], ids=str)
 def test_what_does_not_fit_is_said_once(tmp_path, n, flags, words):
     found = crews.launch([PROGRAM, *SMALL, *flags, "--out", tmp_path / "run"], n, limit=30)

@@ -300,7 +300,7 @@ MISTAKES = {
     "--devices 1 --memory-bandwidth 0 " + MODEL: "--memory-bandwidth 0.0: must be a positive number",
     "--devices 1 --window 4,,all " + MODEL: "--window '4,,all': numbers of positions, linear, delta or all, separated",
     "--devices 1 --window 4,0 " + MODEL: "--window '4,0': one sees 1 position or more, itself",
-    "--devices 1 --window 4,all --family deepseek " + MODEL: "window=4,all of a deepseek: attention by latents has",
+    "--devices 1 --window 4,all --family deepseek " + MODEL: "window=4,all of a deepseek: multi-head latent",
     "--devices 1 --qk-norm --family deepseek " + MODEL: "qk_norm=True of a deepseek: latents have norms of their own",
     "--devices 1 --window 4 --qk-norm --parameters 7e9": "--parameters and --window --qk-norm: the latter are a GPT's",
     "--devices 1 --window 4,linear --attention-dropout " + MODEL: "states have no weights to be dropped: leave --att",

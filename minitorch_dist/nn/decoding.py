@@ -9,7 +9,7 @@ one, so they stay right as long as no position changes its place: beyond the mod
 token's place changes with each new one, and the window is worked out anew for each.
 
 The cache is what MultiHeadAttention calls its context: who knows which positions x has, and where the other keys are.
-Of latent attention it keeps the latents (latent.py).
+Of multi-head latent attention it keeps the latents (latent.py).
 Source: Pope et al. 2022, "Efficiently scaling transformer inference" (2.1).
 """
 
@@ -103,9 +103,9 @@ class KeyValueCache:
             more than `length` or the model's
     nbytes  of keys and values: 2 · layers · batch · kv_heads · length · size numbers, from the first read on; of
             attention with a window 2 · window for the length, if that is less, but for what one read brings that is
-            longer, until the next; of latent attention layers · batch · length · (kv_rank + rope_size), on each rank
-            that has some of the heads; of attention by states layers · batch · heads · size², whatever the length; of
-            attention to a memory as of keys and values, of its sources
+            longer, until the next; of multi-head latent attention layers · batch · length · (kv_rank + rope_size), on
+            each rank that has some of the heads; of attention by states layers · batch · heads · size², whatever the
+            length; of attention to a memory as of keys and values, of its sources
 
     For evaluation, under no_grad(): gradients don't reach what is kept.
     """

@@ -54,7 +54,7 @@ class Sizes(NamedTuple):
 
 def sizes_of(dim, heads, nope_size=None, rope_size=None, value_size=None, kv_rank=None, q_rank=None):
     """Sizes, those that are None by default. ValueError for what can't be."""
-    dim, heads = at_least_1("attention by latents", dim=dim, heads=heads)
+    dim, heads = at_least_1("multi-head latent attention", dim=dim, heads=heads)
     nope_size = dim // heads if nope_size is None else whole("nope_size", nope_size)
     usual = max(2, nope_size // 4 * 2), nope_size, 4 * nope_size
     given = (default if size is None else size for size, default in zip(
@@ -62,14 +62,15 @@ def sizes_of(dim, heads, nope_size=None, rope_size=None, value_size=None, kv_ran
     sizes = Sizes(*(None if size is None else whole(name, size) for name, size in zip(
         Sizes._fields, (nope_size, *given, q_rank), strict=True)))
     if min(size for size in sizes if size is not None) < 1 or sizes.rope_size % 2:
-        raise ValueError(f"attention by latents: {', '.join(f'{k}={v}' for k, v in sizes._asdict().items())} must be 1 "
-                         "or more, and rope_size even: rotary positions turn pairs of features")
+        given = ", ".join(f"{name}={size}" for name, size in sizes._asdict().items())
+        raise ValueError(f"multi-head latent attention: {given} must be 1 or more, and rope_size even: rotary "
+                         "positions turn pairs of features")
     return sizes
 
 
 class LatentAttention(MultiHeadAttention):
-    """Self-attention by latents: (batch, time, dim) -> (batch, time, dim), with MultiHeadAttention's arguments of the
-    same names, and its documents, context and scale (None: 1/√(nope_size + rope_size)).
+    """Multi-head latent attention (MLA): (batch, time, dim) -> (batch, time, dim), with MultiHeadAttention's arguments
+    of the same names, and its documents, context and scale (None: 1/√(nope_size + rope_size)).
 
     nope_size   features of a head's queries and keys without a position (default: dim/heads)
     rope_size   those with one, an even number (default: about half as many, as in DeepSeek-V2)
@@ -87,13 +88,14 @@ class LatentAttention(MultiHeadAttention):
     def __init__(self, dim, heads, causal=False, dtype=xp.float32, std=0.02, bias=True, nope_size=None, rope_size=None,
                  value_size=None, kv_rank=None, q_rank=None, rotary=True, dropout=0.0):
         Module.__init__(self)
-        dim, heads = at_least_1("attention by latents", dim=dim, heads=heads)
+        dim, heads = at_least_1("multi-head latent attention", dim=dim, heads=heads)
         sizes = sizes_of(dim, heads, nope_size, rope_size, value_size, kv_rank, q_rank)
         self.nope_size, self.rope_size, self.value_size, self.kv_rank, self.q_rank = sizes
         self.size, self.heads, self.kv_heads = sizes.nope_size + sizes.rope_size, heads, heads
         self.causal, self.rotary = causal, rotary_of(rotary)
         if self.rotary is None:
-            raise ValueError("attention by latents: rotary=False, but what isn't turned is nope_size; leave rotary out")
+            raise ValueError("multi-head latent attention: rotary=False, but what isn't turned is nope_size; leave "
+                             "rotary out")
 
         def weights(shape, dtype):
             return init.normal(shape, std, dtype)

@@ -116,7 +116,7 @@ class TransformerBlock(Module):
     bias    whether the Linears have one
     moe     MoE's arguments, by name: the MLP is a mixture of experts. Then the result is a pair, of which the second is
             the sum of the auxiliary losses so far; the next block takes it as its input
-    latent  LatentAttention's sizes, by name ({}: all by default): attention is by latents, with rotary positions
+    latent  LatentAttention's sizes, by name ({}: all by default): multi-head latent attention, with rotary positions
     rotary, qk_norm, window  MultiHeadAttention's
     window  also "linear" or "delta": attention is LinearAttention or DeltaAttention, which is causal (else ValueError),
             and has neither kv_heads, rotary positions nor latents
@@ -147,11 +147,11 @@ class TransformerBlock(Module):
             raise ValueError(f"TransformerBlock: sinks={sinks} with window={window!r}, latent={latent}: they are of "
                              "attention with keys for its heads: leave them out")
         if latent is not None and (not rotary or kv_heads not in (None, heads)):
-            raise ValueError(f"TransformerBlock: latent attention has rotary positions and keys for each head, not "
-                             f"rotary={rotary}, kv_heads={kv_heads}: leave kv_heads out, and of a GPT take "
+            raise ValueError("TransformerBlock: multi-head latent attention has rotary positions and keys for each "
+                             f"head, not rotary={rotary}, kv_heads={kv_heads}: leave kv_heads out, and of a GPT take "
                              "positions=\"rotary\"")
         if latent is not None and not of_states and (window is not None or qk_norm):
-            raise ValueError("TransformerBlock: latent attention has norms of its own, and no window, not "
+            raise ValueError("TransformerBlock: multi-head latent attention has norms of its own, and no window, not "
                              f"qk_norm={qk_norm}, window={window}: leave these out")
         self.norm1 = NORMS[norm](dim, dtype=dtype)
         if of_states:
@@ -225,7 +225,7 @@ class GPT(Module):
     context     None, or whose part of the sequences the tokens are; see MultiHeadAttention
     output_multiplier  None, or what logits are multiplied by
     FAMILIES["llama"] has the arguments that make it a LLaMA, but for its sizes; tied=False, as published. "deepseek"
-    has latent attention besides; its experts are moe's.
+    has multi-head latent attention besides; its experts are moe's.
     Weights N(0, 0.02²), those that end a residual branch divided by √(2·layers). Sources: Radford et al. 2019, "GPT-2";
     Touvron et al. 2023, "LLaMA"; DeepSeek-AI 2024, "DeepSeek-V2"; Gemma Team 2025, "Gemma 3" (windows by block).
     """

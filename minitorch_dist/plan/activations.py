@@ -35,8 +35,8 @@ def elements(job, samples, window=None):
     again            the same, of several sequences that are gathered, of which A keeps a copy, row by row
     query, key, value, result, inner  features of all heads, and within the feed-forward; of its share
     turn             positions times those features of a head that rotary positions turn
-    latent, latents, of latent …  of attention by latents: what x is brought down to, latents alone, their rows; what
-                     is made of them
+    latent, latents, of latent …  of multi-head latent attention: what x is brought down to, latents alone, their rows;
+                     what is made of them
     head, key head   (tokens, heads), (tokens, heads of keys), of its share
     projected        of attention by states: what x is projected to, of its share; see states.elements
     score            (heads, time, time, or what a window leaves of it), of its share

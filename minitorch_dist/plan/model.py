@@ -17,7 +17,7 @@ from ..nn.transformer import FAMILIES
 from ..nn.windows import STATES, as_text, window_of, windows_of
 from . import states
 
-LATENT = ("nope_size", "rope_size", "value_size", "kv_rank", "q_rank")      # attention's sizes, where it is by latents
+LATENT = ("nope_size", "rope_size", "value_size", "kv_rank", "q_rank")      # sizes of multi-head latent attention
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class GPT:
     hidden    features within the feed-forward (None: 4 · width, as in this library)
     family    "gpt": learned positions, layer norms, biases, GELU; or "llama": rotary positions, RMS norms, no biases,
               SwiGLU, whose gate and up are one matrix, as queries, keys and values are; or "deepseek": a llama with
-              attention by latents, whose sizes are nope_size … q_rank (nn/latent.py)
+              multi-head latent attention, whose sizes are nope_size … q_rank (nn/latent.py)
     experts   of every block's mixture, in the place of the feed-forward (0: none); top_k for each token
     capacity_factor  of these, as nn.MoE's; None: no capacity, and then experts count as if all were used alike
     group     which tokens are routed together, as nn.MoE's: None, those of a micro-batch, or "sequence"
@@ -120,8 +120,8 @@ class GPT:
                              "attention with scores of all keys, not of latents or states: leave --sinks out")
         if self.latent is not None:
             if any(self._windows):
-                raise ValueError(f"window={as_text(windows_of(self.window))} of a {self.family}: attention by latents "
-                                 "has none: leave --window out")
+                raise ValueError(f"window={as_text(windows_of(self.window))} of a {self.family}: multi-head latent "
+                                 "attention has none: leave --window out")
             if self.qk_norm:
                 raise ValueError(f"qk_norm={self.qk_norm} of a {self.family}: latents have norms of their own: leave "
                                  "--qk-norm out")
@@ -130,8 +130,8 @@ class GPT:
                                  "--kv-heads out")
             return
         if given := [f"--{name.replace('_', '-')}" for name in LATENT if getattr(self, name) is not None]:
-            raise ValueError(f"{', '.join(given)} of a {self.family}, whose attention isn't by latents: take --family "
-                             "deepseek")
+            raise ValueError(f"{', '.join(given)} of a {self.family}, which has no multi-head latent attention: take "
+                             "--family deepseek")
         if self.width % self.heads:
             raise ValueError(f"{self.heads} heads must divide the width {self.width}: take another --heads or --width")
         if self.heads % (self.kv_heads or self.heads):
@@ -151,7 +151,7 @@ class GPT:
 
     @property
     def latent(self):
-        """The Sizes of attention by latents, or None."""
+        """The Sizes of multi-head latent attention, or None."""
         if "latent" not in FAMILIES[self.family]:
             return None
         return sizes_of(self.width, self.heads, *(getattr(self, name) for name in LATENT))

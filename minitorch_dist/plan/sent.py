@@ -126,7 +126,8 @@ def tensor_parallel(job, place, stages):
     the output layer; three numbers per label, which is vocab_parallel_cross_entropy.
 
     A mixture of experts is the same on all ranks, and sends nothing along tp: half of a block is left.
-    Attention by latents sums the gradients of latents and of the key instead of its input's (parallel/tensor/heads.py).
+    Multi-head latent attention sums the gradients of latents and of the key instead of its input's
+    (parallel/tensor/heads.py).
     With sequence parallelism each becomes an all-gather and a reduce-scatter; with "regather" backward gathers the
     inputs of column-parallel matrices once more; experts take whole sequences, by an all-gather forward and one
     backward. Gradients of norms and of row-parallel biases are summed, those of positions gathered (parallel/tensor/

@@ -1,5 +1,5 @@
-"""Latent attention against the papers' equations in plain NumPy, one head and one query at a time; what a cache keeps
-of it, byte by byte."""
+"""Multi-head latent attention against the papers' equations in plain NumPy, one head and one query at a time;
+what a cache keeps of it, byte by byte."""
 
 import numpy as np
 import pytest
@@ -209,7 +209,7 @@ def test_it_learns():
 
 def test_what_does_not_fit_is_refused():
     for sizes in ({"rope_size": 3}, {"kv_rank": -1}, {"q_rank": 0}):
-        with pytest.raises(ValueError, match="by latents: nope_size=4.*must be 1 or more, and rope_size even"):
+        with pytest.raises(ValueError, match="latent attention: nope_size=4.*must be 1 or more, and rope_size even"):
             nn.LatentAttention(8, 2, **sizes)
     with pytest.raises(ValueError, match="rotary=False, kv_heads=None"):
         nn.GPT(11, 9, dim=16, latent={})

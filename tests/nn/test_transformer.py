@@ -114,7 +114,7 @@ def test_windows_go_round_the_blocks():
     for wrong, words in ((0, "MultiHeadAttention: window=0 must be 1 or more"), ((), r"window=\(\) has none")):
         with pytest.raises(ValueError, match=words):
             windows(window=wrong)
-    with pytest.raises(ValueError, match="latent attention has norms of its own, and no window, not qk_"):
+    with pytest.raises(ValueError, match="multi-head latent attention has norms of its own, and no window, not qk_"):
         windows(positions="rotary", latent={}, window=4)
 
 
@@ -324,7 +324,7 @@ def test_generation_leaves_the_model_as_it_was():
     (lambda: nn.MultiHeadAttention(8, 0), "MultiHeadAttention: heads=0 must be 1 or more"),
     (lambda: nn.MultiHeadAttention(8, 2, 0), "MultiHeadAttention: kv_heads=0 must be"),
     (lambda: nn.MultiHeadAttention(-8, -2), "MultiHeadAttention: dim=-8, heads=-2 must be"),
-    (lambda: nn.LatentAttention(8, 0), "attention by latents: heads=0 must be"),
+    (lambda: nn.LatentAttention(8, 0), "multi-head latent attention: heads=0 must be"),
     (lambda: nn.ImageTransformer(layers=0), "ImageTransformer: layers=0 must be"),
     (lambda: nn.Embedding(0, 3), "Embedding: num_embeddings=0 must be"),
     (lambda: nn.Linear(0, 3), r"shape \(3, 0\) has no fan-in .* of 1 or more"),

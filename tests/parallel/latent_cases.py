@@ -1,4 +1,4 @@
-"""What the ranks do in the tests of latent attention whose heads are divided."""
+"""What the ranks do in the tests of multi-head latent attention whose heads are divided."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ SIZES = {"queries of x": {"nope_size": 3, "rope_size": 2, "value_size": 6, "kv_r
 
 
 def block(sizes, kind, **options):
-    """cut_block of attention by latents."""
+    """cut_block of multi-head latent attention."""
     return cut_block(kind, latent=SIZES[sizes], **options)
 
 

@@ -1,4 +1,5 @@
-"""Latent attention whose heads are divided is the whole one, and sends latents' sums; as test_sequence_parallel.py."""
+"""Multi-head latent attention whose heads are divided is the whole one, and sends latents' sums; as
+test_sequence_parallel.py."""
 
 import numpy as np
 import pytest
