@@ -19,6 +19,7 @@ grow with N.
 """
 
 import math
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -55,13 +56,15 @@ def fp16_compress(comm, bucket):
 
 
 class ErrorFeedback:
-    """What a rank has left out of its gradients, by parameter, and adds to the next ones: nothing is lost, but late.
+    """What a rank has left out of its gradients, by parameter's leaf, and adds to the next ones: nothing is lost, but
+    late. Of a model that is gone nothing is kept, which another one's parameters could be given.
 
     scaler  the GradScaler that scales the loss, where there is one: what is kept must follow when its factor changes
     """
 
     def __init__(self, scaler=None):
-        self.scaler, self.left_out = scaler, {}     # what was left out here, divided by the scaler's factor
+        self.scaler = scaler
+        self.left_out = WeakKeyDictionary()     # what was left out here, divided by the scaler's factor
 
     @property
     def factor(self):
@@ -70,14 +73,14 @@ class ErrorFeedback:
 
     def wanted(self, grads, s, factor):
         """The gradient of a segment and what was left out before, (n,), a new array."""
-        own, left_out = grads[s.start:s.stop], self.left_out.get(id(s.tensor))
+        own, left_out = grads[s.start:s.stop], self.left_out.get(s.tensor.leaf)
         return own.copy() if left_out is None else own + left_out * factor
 
     def leave_out(self, s, rest, finite, factor):
         """Keep what wasn't sent, (n,). Where the step isn't `finite`, a 0-d bool that is alike on all ranks, what was
         left out before stays."""
-        before = self.left_out.get(id(s.tensor), 0.0)
-        self.left_out[id(s.tensor)] = module_of(rest).where(finite, rest * (1 / factor), before).astype(rest.dtype)
+        before = self.left_out.get(s.tensor.leaf, 0.0)
+        self.left_out[s.tensor.leaf] = module_of(rest).where(finite, rest * (1 / factor), before).astype(rest.dtype)
 
 
 class PowerSGD(ErrorFeedback):
@@ -101,7 +104,7 @@ class PowerSGD(ErrorFeedback):
             raise ValueError(f"PowerSGD: rank={rank} must be at least 1")
         super().__init__(scaler)
         self.rank, self.seed = rank, seed
-        self.q, self.steps = {}, {}     # by parameter: the next step's Q, and how many were drawn
+        self.q, self.steps = WeakKeyDictionary(), WeakKeyDictionary()   # by leaf: the next Q, and how many were drawn
 
     def __call__(self, comm, bucket):
         xp, thin, rest, end = module_of(bucket.grads), [], [], 0
@@ -134,25 +137,25 @@ class PowerSGD(ErrorFeedback):
                 if id(s.tensor) in used:
                     finite = xp.isfinite(q).all()
                     self.leave_out(s, (m - sent).reshape(-1), finite, factor)
-                    self.q[id(s.tensor)] = xp.where(finite, self._alive(s, q), self.q[id(s.tensor)])
+                    self.q[s.tensor.leaf] = xp.where(finite, self._alive(s, q), self.q[s.tensor.leaf])
                     bucket.grads[s.start:s.stop] = (p @ q.T).reshape(-1)
         return finish
 
     def _alive(self, s, q):
         """Q for the next step. A column of zeros would find nothing for ever: it is drawn anew, alike on all ranks."""
         norms = (q * q).sum(axis=0)
-        fresh = self._draw(s, q, self.steps.get(id(s.tensor), 0) + 1)
+        fresh = self._draw(s, q, self.steps.get(s.tensor.leaf, 0) + 1)
         return module_of(q).where(norms > 1e-14 * norms.max() + 1e-38, q, fresh)
 
     def _draw(self, s, like, step):
-        self.steps[id(s.tensor)] = step
+        self.steps[s.tensor.leaf] = step
         draw = np.random.default_rng([self.seed, s.start, like.shape[0], step])
         return to(draw.standard_normal((like.shape[0], self.rank)).astype(like.dtype), device_of(like))
 
     def _q(self, s, m):
-        if id(s.tensor) not in self.q:
-            self.q[id(s.tensor)] = self._draw(s, m.T, 0)
-        return self.q[id(s.tensor)]
+        if s.tensor.leaf not in self.q:
+            self.q[s.tensor.leaf] = self._draw(s, m.T, 0)
+        return self.q[s.tensor.leaf]
 
 
 class Gathered(ErrorFeedback):

@@ -1,5 +1,7 @@
 """Communication hooks: what they sum, to which precision, and what they send."""
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -153,3 +155,12 @@ def test_nothing_is_kept_of_a_step_that_is_skipped(name):
         assert len(sums) == len(wanted) == 2
         for name, gradient in wanted[1].items():
             np.testing.assert_array_equal(sums[1][name], gradient)
+
+
+@pytest.mark.parametrize("name", hook_cases.HOOKS)
+def test_nothing_is_kept_of_a_model_that_is_gone(name):
+    """Whose parameters' ids another model's may have."""
+    hook = hook_cases.HOOKS[name]()
+    hook_cases.hooked(hook, lambda step: hook_cases.hook_cotangents("full", 0, step))
+    gc.collect()
+    assert not any(map(len, (hook.left_out, getattr(hook, "q", ()), getattr(hook, "steps", ()))))
