@@ -86,13 +86,16 @@ def parse(argv):
 
 
 def write_tokens(folder, sources):
-    """Each source's texts as tokens: folder/NAME to learn from, folder/NAME-held-back every tenth. ValueError for a
-    source without a text."""
-    for name, pattern in sources.items():
-        paths = sorted(path for path in map(Path, glob.iglob(pattern, recursive=True)) if path.is_file())
+    """Each source's texts as tokens, in the place of what is there: folder/NAME to learn from, folder/NAME-held-back
+    every tenth. ValueError for a source without a text."""
+    files = {name: sorted(path for path in map(Path, glob.iglob(pattern, recursive=True)) if path.is_file())
+             for name, pattern in sources.items()}
+    for name, paths in files.items():
         if len(paths) < 2:
-            raise ValueError(f"source {name!r}: {len(paths)} files match {pattern!r}; one is held back, and one is "
-                             "wanted to learn from")
+            raise ValueError(f"source {name!r}: {len(paths)} files match {sources[name]!r}; one is held back, and one "
+                             "is wanted to learn from")
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, paths in files.items():
         with TokenWriter(folder / name) as learnt, TokenWriter(folder / f"{name}-held-back") as held_back:
             for i, path in enumerate(paths):
                 try:
@@ -128,7 +131,6 @@ def prepare(args, world):
 
     def write():
         if world.rank == 0 and not run.resume:
-            shutil.rmtree(folder, ignore_errors=True)
             write_tokens(folder, args.sources)
     together(world, write)
     stored = together(world, lambda: {name: StoredTokens(folder / name, args.length, len(VOCABULARY), VOCABULARY.end)
@@ -162,7 +164,7 @@ def train(args, world):
         if run.facts.get("tokens", tokens) != tokens:
             raise ValueError(f"the tokens in {args.out / 'tokens'} are others than those of the checkpoint: begin "
                              "anew, without --resume")
-    found = run.facts.get("validation", {name: [] for name in args.sources})
+    found, stop = run.facts.get("validation", {name: [] for name in args.sources}), False
     every = -(-args.steps // LOOKS)
     with run, program.Progress(world, args.steps) as progress, program.Interrupt() as interrupt:
         progress.say(str(mixture))

@@ -49,11 +49,12 @@ class Run:
     async_save  write checkpoints beside the training, see Checkpoints
     saves       whether the run will save while it trains: then all ranks must see the folder
 
-    Rank 0 writes the files. A run that breaks off leaves no summary behind, nor that of an earlier one. Inside `with`,
-    the ledger counts, and no other run can have the folder; a training that diverges ends the program, with status 1,
-    and leaves all that was saved. Making a Run is collective. On every rank: OSError where
-    the folder can't be written; ValueError where there is nothing to resume, where an earlier run has left checkpoints
-    and hasn't come to its end, or where another one is under way.
+    Rank 0 writes the files. Until `with` begins, which is collective, an earlier run's stay as they are, so that what
+    doesn't fit costs nothing; a run that breaks off later leaves no summary behind, nor that of an earlier one. Inside
+    `with`, the ledger counts, and no other run can have the folder; a training that diverges ends the program, with
+    status 1, and leaves all that was saved. Making a Run is collective. On every rank: OSError where the folder can't
+    be written; ValueError where there is nothing to resume, where an earlier run has left checkpoints and hasn't come
+    to its end, or where another one is under way.
     """
 
     def __init__(self, folder, world, settings=None, resume=False, async_save=False, saves=False):
@@ -62,7 +63,7 @@ class Run:
         if resume == "auto":
             resume = world.broadcast_object(bool(self.checkpoints.steps()) if world.rank == 0 else None)
         self.resume = resume        # whether it goes on
-        if error := world.broadcast_object(self._clear() if world.rank == 0 else None):
+        if error := world.broadcast_object(self._refused() if world.rank == 0 else None):
             raise error
         if saves:       # before hours of training, none of which could be saved
             together(world, lambda: check_seen(self.folder, world.rank))
@@ -70,14 +71,14 @@ class Run:
         self.busy = 0.0         # seconds spent in steps
         self.sent_before = 0    # bytes, until resumed_at
         self.loss = self.history = self.step_log = self.lock = None
-        self.facts = {}
+        self.facts, self.lines = {}, []     # lines: of the history, which stay
 
-    def _clear(self):
-        """Make the folder ready; the error where it can't be."""
+    def _refused(self):
+        """Why the run can't be in this folder, as an error, or None."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             os.close(locked(self.folder))
-            (self.folder / "history.jsonl").open("a").close()       # before anything is deleted
+            (self.folder / "history.jsonl").open("a").close()
             steps = self.checkpoints.steps()
             if self.resume and not steps:
                 return ValueError(f"--resume: {self.checkpoints.folder} has no checkpoint. Ctrl-C writes one, and "
@@ -86,10 +87,6 @@ class Run:
                 return ValueError(f"{self.folder} has a run that was broken off, with a checkpoint at step "
                                   f"{steps[-1]:,}: go on with --resume, or take another --out, or delete "
                                   f"{self.checkpoints.folder}")
-            if not self.resume:     # else restore() has to look first
-                self._forget_results()
-                if self.checkpoints.folder.is_dir():
-                    shutil.rmtree(self.checkpoints.folder)
         except ValueError as error:
             return error
         except FileExistsError as error:
@@ -98,9 +95,17 @@ class Run:
             return OSError(error.errno, f"the run's files can't be written here: {error.strerror}", str(self.folder))
         return None
 
-    def _forget_results(self):
+    def _begin(self):
+        """Take away what an earlier run has left and this one doesn't go on from, and open the files."""
+        self.lock = locked(self.folder)
         for name in ("summary.json", "parameters.npz", "trace.json", "timeline.png"):
             (self.folder / name).unlink(missing_ok=True)
+        if not self.resume and self.checkpoints.folder.is_dir():
+            shutil.rmtree(self.checkpoints.folder)
+        path = self.folder / "history.jsonl"
+        _replace(path, lambda file: file.writelines(self.lines))
+        self.history = path.open("a", encoding="utf-8")
+        self.step_log = attempt.StepLog(self.step)
 
     def _ended(self):
         """Whether the folder's run has come to its end."""
@@ -112,8 +117,8 @@ class Run:
     def restore(self, model, optimizer, schedule, scaler=None, **watches):
         """With resume, go to where the newest checkpoint was written: the model, its optimizer, the schedule, the
         scaler and the `watches` (a SpikeGuard, say) as they were saved, `step` and the like, and the history up to
-        there. Collective. CheckpointError (a ValueError) on every rank where it is damaged, or of a run of other
-        settings."""
+        there, which `with` cuts. Collective. CheckpointError (a ValueError) on every rank where it is damaged, or of a
+        run of other settings."""
         if not self.resume:
             return
         facts = self.facts = self.checkpoints.facts()
@@ -137,24 +142,18 @@ class Run:
             scaler.load_state_dict(facts["scaler"])
         for name in watches.keys() & facts.keys():
             watches[name].load_state_dict(facts[name])
-        if error := self.world.broadcast_object(self._cut_history() if self.world.rank == 0 else None):
-            raise error
+        together(self.world, self._read_history if self.world.rank == 0 else lambda: None)
 
-    def _cut_history(self):
-        """Take away what the run had done after the checkpoint; the error where the file has too little."""
+    def _read_history(self):
+        """What the run had done before the checkpoint. CheckpointError where the file has too little."""
         path = self.folder / "history.jsonl"
         lines = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
         if len(lines) < self.step:
-            return CheckpointError(f"{path} has {len(lines)} lines, and the checkpoint is of step {self.step}: was it "
-                                   "changed?")
+            raise CheckpointError(f"{path} has {len(lines)} lines, and the checkpoint is of step {self.step}: was it "
+                                  "changed?")
         if odd := [number for number, line in enumerate(lines[:self.step], 1) if not _is_of_step(line, number)]:
-            return CheckpointError(f"{path}, line {odd[0]} isn't that of step {odd[0]}: was it changed?")
-        try:
-            _replace(path, lambda file: file.writelines(lines[:self.step]))
-            self._forget_results()
-        except OSError as error:
-            return error
-        return None
+            raise CheckpointError(f"{path}, line {odd[0]} isn't that of step {odd[0]}: was it changed?")
+        self.lines = lines[:self.step]
 
     def save(self, model, optimizer, scaler=None, **facts):
         """Write a checkpoint of this step, unless it comes from one. Collective. facts: what else the program wants to
@@ -182,10 +181,7 @@ class Run:
         return every is not None and (self.step % every == 0 or self.step == steps)
 
     def __enter__(self):
-        if self.world.rank == 0:
-            self.lock = locked(self.folder)
-            self.history = (self.folder / "history.jsonl").open("a" if self.resume else "w", encoding="utf-8")
-            self.step_log = attempt.StepLog(self.step)
+        together(self.world, self._begin if self.world.rank == 0 else lambda: None)
         self._ledger = ledger.record()
         self.book = self._ledger.__enter__()
         return self

@@ -71,6 +71,25 @@ def test_tokens_are_the_texts(tmp_path, texts):
     assert documents == {*expected, ""} and [int((part == 256).sum()) for part in parts] == [10, 2]
 
 
+def test_a_run_that_has_ended_keeps_its_files_until_the_next_begins(tmp_path, texts, capsys):
+    folder = tmp_path / "run"
+    whole, _ = ran(folder, 1, *texts, "--save-every", "3")
+    goes_on, _ = ran(folder, 2, *texts, "--save-every", "3", "--resume")     # from its last step: there is none more
+    assert goes_on == whole
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for wrong, said in ((["--heads", "3"], "3 heads must divide"), (["--shares", "z=1"], "a weight for 'z'"),
+                        (["--batch-size", "0"], "--batch-size 0"), (["--source", "c=/nowhere/*"], "0 files match")):
+        with pytest.raises(SystemExit, match="2"):
+            mixture.main([*SMALL, *texts, "--out", str(folder), *wrong])
+        assert said in capsys.readouterr().err
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    for path in (folder / "tokens/b").iterdir():
+        np.save(path, np.load(path)[::-1])
+    with pytest.raises(SystemExit, match="2"):
+        mixture.main([*SMALL, *texts, "--exact", "--out", str(folder), "--resume"])
+    assert all((folder / name).exists() for name in ("summary.json", "parameters.npz"))
+
+
 @pytest.mark.parametrize(("options", "said"), [
     (["--shares", "prose"], "shares 'prose': expected NAME=WHOLE NUMBER"),
     (["--shares", "prose=1.5"], "shares 'prose=1.5'"),

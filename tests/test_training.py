@@ -225,8 +225,9 @@ def test_a_run_leaves_its_files(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "summary.json").write_text("{}")
     run = training.Run(tmp_path / "run", comm.world())
-    assert not (tmp_path / "run" / "summary.json").exists()
+    assert (tmp_path / "run" / "summary.json").exists()     # until it begins
     with run:
+        assert not (tmp_path / "run" / "summary.json").exists()
         for step in range(3):
             run.log(1.5 - step, 0, 10, time.perf_counter() - 0.5)
     summary = run.finish(network, lr=0.1)
