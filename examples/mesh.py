@@ -39,7 +39,7 @@ from minitorch_dist.plan import DEVICES, GPT, Job, plan
 AXES = ("dp", "pp", "cp", "ep", "tp")       # neighbours are tp's: they send most
 SETTINGS = ("family", "layers", "heads", "dim", "length", "window", "qk_norm", "experts", "no_capacity", "dropout",
             "attention_dropout", "dtype", "lr", "warmup", "clip", "seed", "steps", "batch_size",
-            "exact")    # what the curve depends on; none of the mesh
+            "exact", "dispatch_bits")   # what the curve depends on; none of the mesh
 REPLICAS = ("dp", "cp", "ep")       # over which gradients are summed
 SIZES = {"layers": (4, "blocks"), "heads": (4, "attention heads"), "dim": (64, "width"),
          "length": (8, "characters that the model sees"), "batch_size": (128, "samples per step, over all ranks"),

@@ -96,6 +96,13 @@ def test_it_goes_on_on_another_mesh(whole, tmp_path):
     assert summary["resumed_at"] == 3
 
 
+def test_a_run_of_rows_in_few_bits_goes_on_so(tmp_path):
+    flags = [PROGRAM, *SMALL, *EXPERTS, "--ep", "2", "--save-every", "3", "--out", tmp_path]
+    crews.launch([*flags, "--dispatch-bits", "8"], 2, limit=60).check()
+    found = crews.launch([*flags, "--resume"], 2, limit=60)
+    assert found.returncode == 2 and "of a run with dispatch_bits 8 (now None)" in found.stderr[0], found.report()
+
+
 def rows(lines):
     """[{column: kB}] of the table."""
     heads = [head.strip() for head in lines[0].split("  ") if head.strip()]
