@@ -24,7 +24,7 @@ from minitorch_dist.nn.windows import as_text
 WINDOWS = None, "linear", "delta"
 MODEL = {"layers": 1, "heads": 2, "dim": 32}
 LARGER = 5      # than usual are the first matrices: so small a model would wait long before it learns anything
-ROWS, LOOKS, NOTHING_ASKED = 32, 4, -100
+ROWS, HELD_BACK, LOOKS, NOTHING_ASKED = 32, 200, 4, -100
 
 
 def parse(argv):
@@ -61,35 +61,53 @@ def right(model, tokens, targets):
     return (model(tokens).numpy().argmax(2) == targets)[asked].mean()
 
 
-def train(args, window):
-    """([share of right answers, after each of LOOKS parts of the training], numbers kept of a sequence)."""
+def network(args, window):
+    """The model."""
     manual_seed(args.seed)
-    vocabulary = args.keys * args.values + args.keys
-    model = nn.GPT(vocabulary, args.length, window=window, **MODEL)
+    model = nn.GPT(args.keys * args.values + args.keys, args.length, window=window, **MODEL)
     for p in model.parameters():
         p.data *= np.float32(LARGER if p.ndim > 1 else 1)
+    return model
+
+
+def asked_at_the_end(args):
+    """(tokens, targets) that are never learned from. ValueError where there is no question in them."""
+    tokens, targets = sequences(args, np.random.default_rng((args.seed, 1)), HELD_BACK)
+    if (targets == NOTHING_ASKED).all():
+        raise ValueError(f"--keys {args.keys} --length {args.length}: in {HELD_BACK} sequences no key comes twice, and "
+                         "nothing is asked: take fewer keys, or more tokens")
+    return tokens, targets
+
+
+def train(args, window, held_back):
+    """([share of right answers, after each of LOOKS parts of the training], numbers kept of a sequence)."""
+    model = network(args, window)
     optimizer, rng, found = optim.AdamW(model.parameters(), lr=0.01), np.random.default_rng(args.seed), []
-    held_back = sequences(args, np.random.default_rng((args.seed, 1)), 200)
     looks = [args.steps * (i + 1) // LOOKS for i in range(LOOKS)]
     for step in range(1, args.steps + 1):
         tokens, targets = sequences(args, rng, ROWS)
-        logits = model(tokens).reshape((tokens.size, vocabulary))
-        nn.cross_entropy(logits, targets.reshape(-1), ignore_index=NOTHING_ASKED).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        if (targets != NOTHING_ASKED).any():        # of many keys and few tokens none may ask
+            logits = model(tokens)
+            nn.cross_entropy(logits.reshape((tokens.size, logits.shape[2])), targets.reshape(-1),
+                             ignore_index=NOTHING_ASKED).backward()
+            optimizer.step()
+            optimizer.zero_grad()
         found += [right(model, *held_back)] * looks.count(step)
     cache = KeyValueCache(model.eval())
     cache.read(held_back[0][:1])
-    return found, cache.nbytes // logits.dtype.itemsize
+    return found, cache.nbytes // model.embed.weight.dtype.itemsize
 
 
 def main(argv=None):
-    """The program; returns the exit status."""
+    """The program; returns the exit status. SystemExit(2) for what can't be trained."""
     args = parse(argv)
+    with program.usage_errors("recall.py"):
+        held_back = asked_at_the_end(args)
+        network(args, None)
     print(f"{args.keys} keys, {args.values} values, {args.length} tokens: right answers, and numbers that are kept")
     print(f"{'step':10}" + "".join(f"{args.steps * (i + 1) // LOOKS:8}" for i in range(LOOKS)) + f"{'kept':>10}")
     for window in WINDOWS:
-        shares, kept = train(args, window)
+        shares, kept = train(args, window, held_back)
         print(f"{as_text((window,)):10}" + "".join(f"{share:8.1%}" for share in shares) + f"{kept:10,}", flush=True)
     return 0
 

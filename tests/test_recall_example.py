@@ -38,3 +38,16 @@ def test_what_does_not_fit(flags, capsys):
     with pytest.raises(SystemExit, match="2"):
         recall.main(flags.split())
     assert f"{flags}: must be" in capsys.readouterr().err
+
+
+def test_few_tokens_ask_little(capsys):
+    """One can't ask at all; of two, one in so many batches does."""
+    with pytest.raises(SystemExit, match="2"):
+        recall.main("--length 1".split())
+    assert "--keys 8 --length 1: in 200 sequences no key comes twice" in capsys.readouterr().err
+    args = recall.parse("--length 2 --keys 60 --steps 4".split())
+    rng = np.random.default_rng(args.seed)
+    asking = [(recall.sequences(args, rng, recall.ROWS)[1] != recall.NOTHING_ASKED).any() for _ in range(args.steps)]
+    assert 0 < sum(asking) < len(asking)
+    assert recall.main("--length 2 --keys 60 --steps 4".split()) == 0
+    assert "nan" not in capsys.readouterr().out
