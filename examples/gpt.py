@@ -28,6 +28,8 @@ from minitorch_dist.parallel import DistributedDataParallel
 TEXT = {"length": 64, "layers": 4, "heads": 4, "dim": 128, "batch_size": 16, "steps": 3000, "lr": 1e-3}
 ADDITION = {"length": 8, "layers": 2, "heads": 4, "dim": 64, "batch_size": 128, "steps": 2000, "lr": 3e-3}
 EVAL_CHUNK = 64
+BUILT_BY = ("length", "layers", "heads", "dim", "kv_heads", "hidden", "window", "qk_norm", "family", "positions",
+            "norm")
 SIZES = {"length": "characters that the model sees", "layers": "blocks", "heads": "attention heads", "dim": "width",
          "batch_size": "samples per step over all ranks", "steps": "optimizer steps"}
 # What the curve doesn't depend on: with all else the same a run can go on from a checkpoint.
@@ -75,6 +77,18 @@ def adafactor(model, args):
 
 
 OPTIMIZERS = {"adamw": adamw, "adamw8": adamw8, "muon": muon, "adafactor": adafactor}
+
+
+def network(facts, vocabulary, **dropout):
+    """The GPT of a run: of {name: setting}, as the run's summary has them, or its command line."""
+    sizes = {name: facts[name] for name in BUILT_BY}
+    family = sizes.pop("family")
+    return nn.GPT(len(vocabulary), **FAMILIES[family] | {"tied": family == "gpt"} | sizes, **dropout)
+
+
+def with_more_ahead(model, facts):
+    """What the run trains: the GPT, or one that predicts more tokens from each position."""
+    return model if facts["predict"] == 1 else nn.MultiTokenPrediction(model, facts["predict"] - 1)
 
 
 class TextTask:
@@ -272,14 +286,12 @@ def prepare(args, world):
     loader = Loader(task.inputs, task.targets, args.batch_size, seed=args.seed, rank=world.rank, size=world.size,
                     micro_shards=8 if args.exact else 1)
     mt.manual_seed(args.seed)
-    options = FAMILIES[args.family] | {"positions": args.positions, "norm": args.norm, "tied": args.family == "gpt"}
-    model = nn.GPT(len(task.vocabulary), args.length, args.layers, args.heads, args.dim, args.kv_heads, args.dropout,
-                   hidden=args.hidden, window=args.window, qk_norm=args.qk_norm,
-                   attention_dropout=args.attention_dropout, **options).to(device)
+    model = network(vars(args), task.vocabulary, dropout=args.dropout,
+                    attention_dropout=args.attention_dropout).to(device)
     row = backend.to(task.inputs[:1], device)
     use = utilization.measure(world, model, *(apart(row) if row.ndim == 3 else [row]), dtype=args.amp or xp.float32,
                               device=device) if args.mfu else None
-    model = model if args.predict == 1 else nn.MultiTokenPrediction(model, args.predict - 1).to(device)
+    model = with_more_ahead(model, vars(args)).to(device)
     model = DistributedDataParallel(mt.compile(model) if args.compile else model, world, exact=args.exact)
     optimizer = OPTIMIZERS[args.optimizer](model, args)
     if args.compile and args.optimizer != "adafactor":

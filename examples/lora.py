@@ -29,8 +29,10 @@ from minitorch_dist.data.text import addition
 from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.viz.figure import drawn
 
+sys.path.insert(0, str(Path(__file__).parent))      # also where another program runs this file
+from gpt import BUILT_BY, network, with_more_ahead  # noqa: E402
+
 MODEL = {"length": 8, "layers": 2, "heads": 4, "dim": 64}
-BUILT_BY = (*MODEL, "kv_heads", "positions", "norm", "window", "qk_norm")        # of a run of examples/gpt.py
 RANGES = {
     program.AT_LEAST_1: ("pretrain", "steps", "batch_size", "eval_every"),
     program.AT_LEAST_0: ("seed",),
@@ -78,22 +80,33 @@ def ways(args):
 
 # ---------------------------------------------------------------- models
 
-def settings_of(args):
-    """What the GPT is built by. ValueError for a run that isn't one of addition."""
-    if args.run is None:
-        return MODEL
-    summary = json.loads((args.run / "summary.json").read_text(encoding="utf-8"))
-    if summary.get("data") != "addition":
-        raise ValueError(f"--from {args.run}: its summary is of {summary.get('data')!r}, and what has learnt addition "
-                         "is wanted: python examples/gpt.py")
-    return {name: summary[name] for name in BUILT_BY}
+def facts_of(run):
+    """The summary of a run of examples/gpt.py. ValueError where it isn't one of addition."""
+    try:
+        facts = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+        data, missing = facts.get("data"), [name for name in (*BUILT_BY, "predict") if name not in facts]
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"--from {run}: summary.json is damaged: {error}") from None
+    if data != "addition":
+        raise ValueError(f"--from {run}: its summary is of {data!r}, and what has learnt addition is wanted: python "
+                         "examples/gpt.py")
+    if missing:
+        raise ValueError(f"--from {run}: its summary has no {', '.join(missing)}: it is no run of this version's "
+                         "examples/gpt.py")
+    return facts
 
 
 def gpt(args, vocabulary, values=None):
-    """The model; values: its state."""
+    """The model; values: its state, or True for the run's."""
     mt.manual_seed(args.seed)
-    model = nn.GPT(len(vocabulary), **settings_of(args))
-    if values is not None:
+    if args.run is None:
+        model = nn.GPT(len(vocabulary), **MODEL)
+    else:
+        facts = facts_of(args.run)
+        model = network(facts, vocabulary)
+        if values is True:
+            training.load_parameters(args.run / "parameters.npz", with_more_ahead(model, facts))
+    if isinstance(values, dict):
         model.load_state_dict(values)
     return model
 
@@ -146,10 +159,8 @@ def train(args, world, model, problems, steps, lr, look=None):
 
 def pretrained(args, world, problems):
     """{name: array} of a model that can add in base 10; and a line about it. Collective."""
-    model = gpt(args, problems.vocabulary)
-    if args.run is not None:
-        training.load_parameters(args.run / "parameters.npz", model)
-    else:
+    model = gpt(args, problems.vocabulary, args.run is not None)
+    if args.run is None:
         train(args, world, model, problems, args.pretrain, args.lr)
     percent = accuracy(model, problems, world)
     how = f"of {args.run}" if args.run is not None else f"after {args.pretrain:,} steps"
@@ -200,9 +211,7 @@ def prepare(args, world):
     """(problems in base 10, those in the other one); all else is tried out. ValueError or OSError on all ranks where
     something doesn't fit."""
     before, after = addition(2, seed=args.seed), addition(2, seed=args.seed, base=args.base)
-    values = gpt(args, before.vocabulary).state_dict()
-    if args.run is not None:
-        training.load_parameters(args.run / "parameters.npz", gpt(args, before.vocabulary))
+    values = gpt(args, before.vocabulary, args.run is not None).state_dict()
     for way in ways(args).values():
         fine_tuned(args, after.vocabulary, values, *way)
     Loader(after.train, after.train, args.batch_size, rank=world.rank, size=world.size)

@@ -18,6 +18,9 @@ from minitorch_dist import data, nn, program, training, viz
 from minitorch_dist.checkpoints.npz import read_npz
 from minitorch_dist.data.text import addition, read_text
 
+sys.path.insert(0, str(Path(__file__).parent))      # also where another program runs this file
+from gpt import network, with_more_ahead  # noqa: E402
+
 
 def classifier(facts, folder, args):
     """Pictures of a run of mnist_demo/train.py, pipeline.py or fully_sharded.py."""
@@ -43,9 +46,8 @@ def language_model(facts, folder, args):
     else:
         problems = addition(2, seed=facts["seed"])
         vocabulary, rows, given = problems.vocabulary, problems.test[:12], problems.question
-    model = nn.GPT(len(vocabulary), facts["length"], facts["layers"], facts["heads"], facts["dim"], facts["kv_heads"],
-                   positions=facts["positions"], norm=facts["norm"], window=facts["window"], qk_norm=facts["qk_norm"])
-    load(model, facts, folder)
+    model = network(facts, vocabulary)
+    load(with_more_ahead(model, facts), facts, folder)
     length, probabilities = facts["length"], np.full(rows.shape, np.nan)
     with mt.no_grad():
         for i in range(given, rows.shape[1]):       # each character out of as many before it as the model sees
@@ -61,18 +63,24 @@ def language_model(facts, folder, args):
 
 
 def maps(model, x, folder, labels=None):
-    """attention-0.png, attention-1.png …: a picture per block, of the first sample of x."""
+    """attention-0.png, attention-1.png …: a picture per block, of the first sample of x. (Attention by latents doesn't
+    tell its weights.)"""
     with mt.no_grad():
         for i, block in enumerate(model.blocks):
-            viz.attention_maps(block.attention.weights(block.norm1(x))[0], folder / f"attention-{i}.png", labels,
-                               title=f"block {i}")
+            if not isinstance(block.attention, nn.LatentAttention):
+                viz.attention_maps(block.attention.weights(block.norm1(x))[0], folder / f"attention-{i}.png", labels,
+                                   title=f"block {i}")
             x = block(x)
 
 
 def load(model, facts, folder):
     """The run's parameters, into a model in evaluation mode."""
     state = read_npz(folder / "parameters.npz")
-    model.load_state_dict({name: value.astype(np.float32) for name, value in state.items()})
+    try:
+        model.load_state_dict({name: value.astype(np.float32) for name, value in state.items()})
+    except KeyError as error:
+        raise ValueError(f"{folder}: parameters.npz and summary.json are of different models: {error.args[0]}") \
+            from error
     if facts["parameters_sha256"] != training.parameters_sha256(model) and facts.get("dtype") != "float64":
         raise ValueError(f"{folder}: parameters.npz and summary.json are of different runs")
     model.eval()
@@ -89,8 +97,8 @@ def main(argv=None):
         viz.learning_curve(run, args.run / "curve.png")
         (classifier if "model" in run.summary else language_model)(run.summary, args.run, args)
     except KeyError as error:
-        print(f"pictures.py: {args.run}/summary.json has no {error}: it is no run of a program of this version",
-              file=sys.stderr)
+        print(f"pictures.py: {args.run}/summary.json has no {error}: it is no run of this version's train.py, "
+              "fully_sharded.py, pipeline.py or gpt.py, and its curve alone is drawn", file=sys.stderr)
         return 2
     except (OSError, ValueError, data.DataNotFound) as error:
         print(f"pictures.py: {program.in_words(error)}", file=sys.stderr)

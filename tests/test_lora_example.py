@@ -14,6 +14,7 @@ from tests import crews
 PROGRAM = Path(__file__).parents[1] / "examples" / "lora.py"
 SMALL = {"length": 8, "layers": 1, "heads": 2, "dim": 32, "kv_heads": None, "positions": "learned", "norm": "layer",
          "window": [3, None], "qk_norm": True}
+FACTS = SMALL | {"family": "gpt", "hidden": None, "predict": 1}
 MATRICES = [(96, 32), (32, 32), (128, 32), (32, 128)]       # (out, in) of a block
 
 
@@ -22,7 +23,7 @@ def run(tmp_path):
     """The folder of a run of examples/gpt.py."""
     (tmp_path / "gpt").mkdir()
     training.save_parameters(tmp_path / "gpt" / "parameters.npz", nn.GPT(12, **SMALL))
-    (tmp_path / "gpt" / "summary.json").write_text(json.dumps({"data": "addition", **SMALL}))
+    (tmp_path / "gpt" / "summary.json").write_text(json.dumps({"data": "addition", **FACTS}))
     return tmp_path / "gpt"
 
 
@@ -67,3 +68,18 @@ def test_another_run_is_refused(run, tmp_path):
     (run / "summary.json").write_text(json.dumps({"data": "play.txt", **SMALL}))
     found = crews.launch([PROGRAM, "--from", run, "--out", tmp_path / "out"], 1, limit=30)
     assert found.returncode == 2 and "its summary is of 'play.txt'" in found.stderr[0]
+    for text, words in (('{"data": "addition", "length": 8}', "its summary has no layers, heads, dim"),
+                        ("[]", "summary.json is damaged: 'list'"), ("{", "summary.json is damaged: Expecting")):
+        (run / "summary.json").write_text(text)
+        found = crews.launch([PROGRAM, "--from", run, "--out", tmp_path / "out"], 1, limit=30)
+        assert found.returncode == 2 and words in found.stderr[0] and "Traceback" not in found.stderr[0]
+
+
+def test_any_run_of_gpt_may_have_learnt_it(tmp_path):
+    """It goes on from what that run has reached."""
+    flags = ["--steps", 30, "--dim", 16, "--layers", 1, "--family", "llama", "--hidden", 24, "--predict", 2]
+    crews.launch([PROGRAM.parent / "gpt.py", *flags, "--out", tmp_path / "gpt"], 1, limit=60).check()
+    right = json.loads((tmp_path / "gpt" / "summary.json").read_text())["unseen_sums_right"]
+    said = crews.launch([PROGRAM, "--from", tmp_path / "gpt", "--steps", 1, "--ranks", "1", "--batch-size", 8, "--out",
+                         tmp_path / "out"], 1, limit=60).check().stdout[0]
+    assert right > 0 and said.startswith(f"base 10, of {tmp_path / 'gpt'}: {right:.1f} % of the sums that it has never")

@@ -94,6 +94,11 @@ RUNS = {
                                  "--kv-heads", "2", "--norm", "rms", "--length", "12", "--sample", "5",
                                  "--window", "4", "--qk-norm", "--text", ROOT / "LICENSE"],
              {"attention-0.png", "curve.png", "surprise.png"}),
+    "llama": ("examples/gpt.py", ["--layers", "1", "--dim", "16", "--steps", "2", "--batch-size", "8", "--family",
+                                  "llama", "--hidden", "24", "--predict", "2"],
+              {"attention-0.png", "curve.png", "surprise.png"}),
+    "deepseek": ("examples/gpt.py", ["--layers", "1", "--dim", "16", "--steps", "2", "--batch-size", "8", "--family",
+                                     "deepseek"], {"curve.png", "surprise.png"}),
 }
 
 
@@ -116,3 +121,12 @@ def test_pictures_of_no_run(tmp_path):
     (tmp_path / "summary.json").write_text('{"ranks": 1}')
     run = here.run(ROOT / "examples" / "pictures.py", tmp_path)
     assert run.status == 2 and "summary.json has no 'text'" in run.stderr
+
+
+def test_pictures_of_a_model_that_the_summary_does_not_tell(tmp_path):
+    program, flags, _ = RUNS["llama"]
+    assert here.run(ROOT / program, *flags, "--out", tmp_path).status == 0
+    summary = tmp_path / "summary.json"
+    summary.write_text(summary.read_text().replace('"predict": 2', '"predict": 1'))
+    run = here.run(ROOT / "examples" / "pictures.py", tmp_path)
+    assert run.status == 2 and "parameters.npz and summary.json are of different models: load_state_" in run.stderr
