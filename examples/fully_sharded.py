@@ -53,6 +53,8 @@ def parse(argv):
     p.add_argument("--clip", type=float, help="clip the gradients' global norm to this")
     p.add_argument("--seed", type=int, default=0, help="of initial values, order and dropout")
     p.add_argument("--exact", action=argparse.BooleanOptionalAction, default=True, help="the bits of one process")
+    p.add_argument("--compile", action="store_true", help="run each layer, and the optimizer, as fused kernels: "
+                   "mt.compile")
     p.add_argument("--out", type=Path, default=Path("runs/sharded"), help="folder for the run's files")
     p.add_checks(work=False)
     p.add_checkpoints()
@@ -163,7 +165,10 @@ def prepare(args, world):
     dataset = data.load(args.data, args.data_dir, rank=world.rank, broadcast=world.broadcast_object)
     loader = data.Loader(dataset.train_images, dataset.train_labels, args.batch_size or dataset.default_batch_size,
                          seed=args.seed, rank=world.rank, size=world.size, micro_shards=8 if args.exact else 1)
-    model = fully_shard(network(args), world, args.stage, reshard_after_forward=not args.keep, exact=args.exact,
+    whole = network(args)
+    for i, layer in enumerate(whole) if args.compile else ():       # what a unit is, before its values come and go
+        whole[i] = mt.compile(layer)
+    model = fully_shard(whole, world, args.stage, reshard_after_forward=not args.keep, exact=args.exact,
                         shard_over=over)
     return dataset, loader, model, over
 
@@ -174,6 +179,8 @@ def train(args, world):
         dataset, loader, model, over = prepare(args, world)
         epochs, steps = program.length(args, len(loader), dataset.default_epochs)
         optimizer = optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+        if args.compile:
+            mt.compile(optimizer)
         plan = optim.LambdaLR(optimizer, optim.cosine(steps, 0))
         settings = {name: getattr(args, name) for name in SETTINGS} | {
             "data": dataset.name, "data_crc32": training.crc32(dataset.train_images, dataset.train_labels),
@@ -213,7 +220,7 @@ def train(args, world):
     return run.finish(whole, data=dataset.name, test_accuracy=percent, model="mlp", hidden=args.widths,
                       dropout=args.dropout, stage=args.stage, keep=args.keep, replicas=args.replicas, lr=args.lr,
                       clip=args.clip, epochs=epochs, batch_size=loader.sampler.batch_size, seed=args.seed,
-                      exact=args.exact, table=lines, interrupted=stop, exit_status=status)
+                      exact=args.exact, compile=args.compile, table=lines, interrupted=stop, exit_status=status)
 
 
 def main(argv=None):

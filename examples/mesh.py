@@ -45,7 +45,7 @@ SIZES = {"layers": (4, "blocks"), "heads": (4, "attention heads"), "dim": (64, "
          "length": (8, "characters that the model sees"), "batch_size": (128, "samples per step, over all ranks"),
          "steps": (600, "optimizer steps")}
 ALIASES = {"dim": ["--width"], "length": ["--sequence-length"], "batch_size": ["--batch"]}       # as plan calls them
-CUTS = ("zero", "schedule", "chunks", "micro_batches", "cp_by", "sequence_parallel")
+CUTS = ("zero", "schedule", "chunks", "micro_batches", "cp_by", "sequence_parallel", "compile")
 HELD = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer"}
 NOTE = ("counted: with norms for clipping, and the whole batch's tokens; on paper: as if each token were a target, and "
         "nothing overlapped")
@@ -97,6 +97,8 @@ def parse(argv):
     p.add_argument("--warmup", type=int, default=50, help="steps over which it rises")
     p.add_argument("--clip", type=float, default=1.0, help="greatest global norm of the gradients")
     p.add_argument("--seed", type=int, default=0, help="of initial values, order and dropout")
+    p.add_argument("--compile", action="store_true", help="run each block, and the optimizer, as fused kernels: "
+                   "mt.compile")
     p.add_argument("--out", type=Path, help="folder for the run's files (default: runs/mesh-RANKS)")
     p.add_checks(work=False)
     p.add_checkpoints()
@@ -179,7 +181,8 @@ def micro_batches_of(args, mesh):
 
 
 def pipeline_of(args, task, mesh):
-    """The model, cut up to four times, and wrapped: matrices, experts, sequences, blocks; then the samples."""
+    """The model, cut up to four times, and wrapped: matrices, experts, sequences, blocks; then the samples. Compiled by
+    blocks, before ZeRO 3 takes their values away."""
     model, replicas = network(args, task), mesh[REPLICAS]
     if args.tp > 1:
         parallelize_module(model, mesh["tp"], plan_of(model), args.sequence_parallel)
@@ -191,6 +194,8 @@ def pipeline_of(args, task, mesh):
         moe.dispatch_once(model)
     if args.cp > 1:
         context_parallel(model, mesh["cp"], args.cp_by)
+    for i, block in enumerate(model.blocks) if args.compile else ():
+        model.blocks[i] = mt.compile(block)
     schedule = schedule_of(args.schedule, args.pp, args.micro_batches, args.chunks)
     placement = placement_of(schedule)
     count = sum(map(len, placement))
@@ -265,6 +270,8 @@ def prepare(args, task, mesh):
                     micro_shards=8 if args.exact else 1)
     parameters = [p for stage in pipeline.chunks for p in stage.parameters()]
     optimizer = optim.AdamW(training.decay_groups(parameters, 0.1), lr=args.lr, betas=(0.9, 0.99))
+    if args.compile:
+        mt.compile(optimizer)
     return pipeline, loader, optimizer, optim.LambdaLR(
         optimizer, optim.cosine(args.steps, min(args.warmup, args.steps // 2), final=0.1))
 

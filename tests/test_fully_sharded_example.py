@@ -27,7 +27,8 @@ def whole(tmp_path_factory):
     return run(TRAIN, 1, tmp_path_factory.mktemp("whole"), "--exact")
 
 
-@pytest.mark.parametrize("n, flags", [(2, ["--keep"]), (4, ["--stage", "2", "--replicas", "2"])], ids=str)
+@pytest.mark.parametrize("n, flags", [(2, ["--keep"]), (2, ["--compile"]),
+                                      (4, ["--stage", "2", "--replicas", "2"])], ids=str)
 def test_exact_runs_have_the_hash_of_one_process(whole, tmp_path, n, flags):
     losses, summary = run(PROGRAM, n, tmp_path, *flags, by=ranks.launch if n == 2 else crews.launch)
     assert losses == whole[0] and summary["parameters_sha256"] == whole[1]["parameters_sha256"]

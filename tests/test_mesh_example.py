@@ -50,6 +50,7 @@ def whole(tmp_path_factory):
     (8, ["--tp", "2", "--cp", "2", "--pp", "2", "--sequence-parallel", "--zero", "3"]),
     (8, [*EXPERTS, "--ep", "2", "--pp", "2", "--zero", "1", "--schedule", "dualpipev", "--micro-batches", "6"]),
     (8, ["--tp", "2", "--pp", "2", "--zero", "1"]),
+    (4, ["--tp", "2", "--zero", "3", "--compile"]),
     (8, [*EXPERTS, "--ep", "2", "--tp", "2", "--sequence-parallel", "--zero", "3"]),
     (8, [*EXPERTS, "--ep", "2", "--tp", "2", "--pp", "2", "--schedule", "zb-h1"]),
     (8, [*DROPPED, "--cp", "2", "--cp-by", "all_to_all", "--tp", "2", "--zero", "3"]),
