@@ -63,8 +63,8 @@ def language_model(facts, folder, args):
 
 
 def maps(model, x, folder, labels=None):
-    """attention-0.png, attention-1.png …: a picture per block, of the first sample of x. (Attention by latents doesn't
-    tell its weights.)"""
+    """attention-0.png, attention-1.png …: a picture per block, of the first sample of x. (Multi-head latent attention
+    doesn't tell its weights.)"""
     with mt.no_grad():
         for i, block in enumerate(model.blocks):
             if not isinstance(block.attention, nn.LatentAttention):
