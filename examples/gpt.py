@@ -242,6 +242,7 @@ def parse(argv):
         p.error(f"--mfu --predict {args.predict}: the operations of tokens further ahead are not counted")
     if args.pack is not None and not (args.text and args.pack):
         p.error("--pack wants a --text, and a SEPARATOR of a character or more")
+    p.check_needs(args, {"--text": (args.text, ["eval_windows", "sample", "temperature", "top_k", "top_p"])})
     return args
 
 

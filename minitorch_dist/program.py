@@ -105,6 +105,16 @@ class ArgumentParser(Sections):
                 if value is not None and not fits(value):
                     self.error(f"--{name.replace('_', '-')} {value}: must be {rule}")
 
+    def check_needs(self, args, needs):
+        """End with a message at an option that was given, and would change nothing; needs: {what it is for: (whether
+        that was asked for, its options)}."""
+        for what, (asked, names) in needs.items():
+            for name in names:
+                value = getattr(args, name)
+                if not asked and value != self.get_default(name):
+                    self.error(f"--{name.replace('_', '-')} {value}: is for {what} alone, and would change nothing: "
+                               "leave it out")
+
     def add_checkpoints(self):
         """The options of a run that can go on."""
         self.section("checkpoints")

@@ -112,6 +112,8 @@ def parse(argv):
     args = p.parse_args(argv)
     args.widths = p.widths(args.hidden)
     p.check_ranges(args, RANGES)
+    p.check_needs(args, {f"--model {model}": (args.model == model, [name])
+                         for model, name in (("mlp", "hidden"), ("transformer", "pieces"))})
     if args.accumulate > 1 and args.exact:
         p.error(f"--accumulate {args.accumulate} --exact: exact mode runs one micro-shard at a time by itself; raise "
                 "--micro-shards instead")

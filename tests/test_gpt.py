@@ -161,7 +161,8 @@ def test_a_text_that_cannot_be_learned(tmp_path, content, words):
 @pytest.mark.parametrize("flags", [["--steps", "0"], ["--batch-size", "0"], ["--dim", "-4"], ["--eval-every", "0"],
                                    ["--temperature", "-1"], ["--temperature", "1e-300"], ["--top-p", "0"],
                                    ["--top-k", "0"], ["--lr", "nan"], ["--device", "cuda:99"], ["--length", "7"],
-                                   ["--window", "4,,all"], ["--window", "0"]], ids=" ".join)
+                                   ["--window", "4,,all"], ["--window", "0"], ["--sample", "9"], ["--top-k", "3"],
+                                   ["--temperature", "0"], ["--eval-windows", "7"]], ids=" ".join)
 def test_a_command_line_that_does_not_fit(tmp_path, flags):
     run = here.run(GPT, *flags, "--out", tmp_path / "run")
     assert run.status == 2 and flags[0].strip("-") in run.stderr and "Traceback" not in run.stderr

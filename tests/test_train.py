@@ -258,6 +258,8 @@ UNFIT = [
     ("--comm nonsense", "one of auto, mpi, shared, ring, recursive_doubling, halving_doubling, tree"),
     ("--comm nowhere.py:f", "there is no file"), ("--comm OWN:missing", "has no function missing; it has fine, one"),
     ("--comm OWN:number", "number is 3"), ("--comm OWN:one", "one(wire, x, combine)"),
+    ("--pieces rows", "--pieces rows: is for --model transformer alone, and would change nothing: leave it out"),
+    ("--model cnn --hidden 9", "--hidden 9: is for --model mlp alone"),
     ("--comm BROKEN:fine", "NameError in line 2: name 'oops'"), ("--comm UNREADABLE:fine", "SyntaxError"),
 ]
 OWN_FILES = {"OWN": "number = 3\ndef fine(wire, x, combine):\n    pass\ndef one(x):\n    pass\n",
