@@ -65,6 +65,8 @@ def refused():
     attempt("optimizer before", lambda: fully_shard(inner, world))
     attempt("stage", lambda: fully_shard(net(), world, 4))
     attempt("stranger", lambda: fully_shard(net(), world, units=[nn.Linear(2, 2)]))
+    held = nn.Sequential(nn.ModuleList([nn.Linear(2, 2)]))
+    attempt("never called", lambda: fully_shard(held, world, units=[held[0]]))
     frozen = net()
     for p in frozen.parameters():
         p.requires_grad_(False)

@@ -1,6 +1,7 @@
 """Which parameters are gathered, used and freed together: a model's modules, as units (units.py)."""
 
 from ...nn.containers import ModuleList
+from ...nn.module import Module
 
 
 def trained(parameter):
@@ -46,6 +47,9 @@ def group(module, units, which=trained, apart=None):
     paths = {id(m): (path, m) for path, m in module.named_modules()}
     if strangers := [type(m).__name__ for m in units if id(m) not in paths]:
         raise ValueError(f"fully_shard: units must be modules of the model; {', '.join(strangers)} is none")
+    if idle := [paths[id(m)][0] for m in units if getattr(m.forward, "__func__", None) is Module.forward]:
+        raise ValueError(f"fully_shard: units must be modules that are called, as their parameters come with that; "
+                         f"{', '.join(idle)} is only there to hold others: give these, as in units=list(model.blocks)")
     groups = {}
     for name, p in module.named_parameters():
         if which(p):
