@@ -235,8 +235,9 @@ class Optimizer:
                     ledger.keep(array, "optimizer")
             flat.collect(fill_missing=False)
         self.apply(lower(grad_scale), lower(found_inf))
-        for flat in self.flats:     # all ranks that share a unit note the same, those without a piece of it too
-            if flat.unit is not None:
+        for flat, slots in zip(self.flats, self.slots, strict=True):
+            # All ranks that share a unit note the same, those without a piece of it too: all have gradients, or none.
+            if flat.unit is not None and any(slot.segment.tensor.grad is not None for slot in slots):
                 wrote(flat.params, f"{type(self).__name__}.step")
         if begin is not None:
             ledger.span("compute", "optimizer", begin)

@@ -189,6 +189,24 @@ def a_step_too_late(stage):
     return told, [p.size for p in model.parameters()]
 
 
+def a_step_of_nothing(stage):
+    """(Parameters after three steps, of which the second has a forward, and no backward; those of one process)."""
+    world, found = comm.world(), []
+    for sharded in (True, False):
+        mt.manual_seed(3)
+        module = nn.Sequential(nn.Linear(5, 3, dtype="f8"), nn.Linear(3, 3, dtype="f8"))
+        model = fully_shard(module, world, stage) if sharded else module
+        optimizer = optim.AdamW(model.parameters(), 0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss = (model(mt.ones(4, 5, dtype="f8")) ** 2).sum() / (world.size if sharded else 1)
+            if step != 1:
+                loss.backward()
+            optimizer.step()
+        found.append(full_state_dict(model) if sharded else module.state_dict())
+    return found
+
+
 def within(model, step):
     with model.no_sync():
         backward(model, step)

@@ -332,6 +332,13 @@ def test_ranks_without_a_piece_are_told_too(stage):
     assert sizes == [[15], [0]]
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_step_that_has_nothing_to_update_has_written_nothing(stage):
+    got, wanted = crews.call(USE + "a_step_of_nothing", 2, (stage,))[0]
+    for name, value in wanted.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-12, err_msg=name)
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_after_an_exception_the_next_step_is_right(n):
     wanted = misuse.alone(cases.net(), lambda m, x, rank: m(x), range(n), steps=(0, 3))
