@@ -227,10 +227,6 @@ def nearly(case, got):
     return all(same(got[name], value, 1e-2) for name, value in truth(case).items())
 
 
-def softmaxed(case, lse):
-    return softmax(case["logits"])
-
-
 def levels(case, got):
     """Only where the tokens' logits are on several levels."""
     return len(case["logits"]) and np.ptp(case["logits"].max(1)) > LARGE and overflow(case, got)

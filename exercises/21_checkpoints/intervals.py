@@ -194,10 +194,6 @@ def shifted(one, name, start, stop):
     return one["arrays"][name][:stop - start]
 
 
-def in_one_dtype(dtype):
-    return lambda one, name, start, stop: one["arrays"][name][start:stop].astype(dtype)
-
-
 def in_native_order(one, name, start, stop):
     """The bytes, read in the order that this machine's own arrays have."""
     part = one["arrays"][name][start:stop]

@@ -80,7 +80,7 @@ def products(case, past, new, squares=True, head=True, mean=False, twice=2, keys
     return twice * (found + head * (1 if last_only else new) * dim * vocabulary)
 
 
-def numbers(case, first=None, count_of=None, kept=None, **how):
+def numbers(case, kept=None, **how):
     """operations, to_write or nbytes."""
     if case["what"] == "nbytes":
         return nbytes(case)

@@ -131,18 +131,6 @@ def s(text, **how):
     return g(f"spread_advantages: {text}", **how)
 
 
-def from_squares(ddof=1):
-    """Σ r² - n · mean², which cancels."""
-    def deviation(r, part):
-        n = r.shape[1]
-        return np.sqrt(np.maximum((r ** 2).sum(1) - n * r.mean(1) ** 2, 0) / (n - ddof))[:, None]
-    return deviation
-
-
-def mean_of_std(parts):
-    return lambda r, part: np.mean([p.std(1, ddof=1, keepdims=True) for p in parts], 0)
-
-
 def of_parts(part_wise):
     """A spread by a formula of all parts."""
     return {"spread": lambda parts, centre, deviation: part_wise(parts)}
