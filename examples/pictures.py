@@ -21,6 +21,8 @@ from minitorch_dist.data.text import addition, read_text
 sys.path.insert(0, str(Path(__file__).parent))      # also where another program runs this file
 from gpt import network, with_more_ahead  # noqa: E402
 
+DRAWN = "confusion.png", "filters.png", "surprise.png", "attention-*.png"       # of the model; not each has all
+
 
 def classifier(facts, folder, args):
     """Pictures of a run of mnist_demo/train.py, pipeline.py or fully_sharded.py."""
@@ -94,6 +96,8 @@ def main(argv=None):
     args = p.parse_args(argv)
     try:
         run = viz.read_run(args.run)
+        for old in (path for name in DRAWN for path in args.run.glob(name)):    # another model's, of an earlier run
+            old.unlink()
         viz.learning_curve(run, args.run / "curve.png")
         (classifier if "model" in run.summary else language_model)(run.summary, args.run, args)
     except KeyError as error:

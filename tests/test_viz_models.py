@@ -106,6 +106,8 @@ RUNS = {
 def test_pictures_of_a_run(tmp_path, name):
     program, flags, pictures = RUNS[name]
     assert here.run(ROOT / program, *flags, "--out", tmp_path / "run").status == 0
+    for name in ("filters.png", "confusion.png", "surprise.png", "attention-7.png"):
+        (tmp_path / "run" / name).write_text("of an earlier run")
     run = here.run(ROOT / "examples" / "pictures.py", tmp_path / "run")
     assert run.status == 0 and not run.stderr
     assert {path.name for path in (tmp_path / "run").glob("*.png")} == pictures
