@@ -150,12 +150,13 @@ def test_a_given_order_repeats_a_run_to_the_last_bit():
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_downpour_on_paper(n):
-    """One worker: w is fetched every third step and moved by itself in between; sums of two gradients are pushed."""
+    """One worker: w is fetched every third step and moved by itself in between; sums of two gradients are pushed, and
+    the thirteenth alone, when it leaves."""
     kept, s, copy, accrued, wanted = np.zeros(24), np.zeros(24), np.zeros(24), np.zeros(24), []
     for step in range(13):
         gradient = copy + np.arange(1, 25) + step
         accrued += gradient
-        if (step + 1) % 2 == 0:
+        if (step + 1) % 2 == 0 or step == 12:
             s += accrued ** 2
             kept = kept - 0.3 * accrued / (np.sqrt(s) + 1e-10)
             accrued = np.zeros(24)

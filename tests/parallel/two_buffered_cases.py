@@ -77,6 +77,8 @@ def train(pp, counts, micro_batches, name, wrapped, remade=False):
     pipeline.versions.step = step
     losses, at, batches = [], 0, batches_of(sum(counts), mesh["dp"])
     for count in counts:
+        for p in params:        # of a backward that nobody has taken a step of: none of train's batches
+            p.grad = mt.tensor(np.ones(p.shape, p.dtype))
         losses += pipeline.train(batches[at:at + count], loss_of, seed=SEED, step=at, over=mesh["dp"],
                                  scheduler=schedule)
         at += count

@@ -120,6 +120,8 @@ class PipeDream2BW(Pipeline):
         if not batches:
             return []
         self._begin_all(batches, loss_sum, packed)
+        if self.optimizer is not None:
+            self.optimizer.zero_grad()      # what somebody's own backward has left would be of the first batch
         m, self.kept, self.halves, self.statistics, self.scaler = self.micro_batches, {}, {}, {}, None
         self.left, self.versions.steps, self.versions.before = [m], 0, None
         for kind, k, stage in one_forward_one_backward(self.comm.size, m * len(batches))[self.comm.rank]:

@@ -66,7 +66,7 @@ class ParameterServer:
     mode           "sync" or "async"
     max_staleness  async: s, pushes that a worker may be ahead of the slowest; None: any number
     n_fetch        async: pull at every n_fetch-th step only, and
-    n_push         push, at every n_push-th step, the sum of the gradients since the last
+    n_push         push, at every n_push-th step and at the end, the sum of the gradients since the last
     local_lr       between two pulls, move the copy by -local_lr · gradient (Downpour's α)
     clock          a comm.link.VirtualClock on each rank: requests are served in the order of the workers' times (then
                    of ranks) instead of as they come. Workers let their time pass by clock.sleep(seconds)
@@ -264,7 +264,7 @@ class ParameterServer:
 
     def _leave(self):
         if self.is_worker:
-            self._ask(leaves=True)
+            self._ask(push=self.steps % self.n_push > 0, leaves=True)
 
     def staleness(self):
         """{staleness: number of pushes} over all servers, after the block."""
