@@ -7,10 +7,11 @@ import re
 import sys
 import time
 
+from minitorch_dist import program
 from minitorch_dist.testing import ranks as launcher
 
 from . import grade, show
-from .frame.answers import Answers
+from .frame.answers import Answers, digest
 from .frame.checking import check_answer, draw
 from .frame.course import Course, CourseError
 
@@ -33,6 +34,9 @@ def main(argv=None, course=None, screen=None):
     except BrokenPipeError:     # piped into head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:        # mine/ is a file, can't be written, is full
+        screen.say(program.in_words(error), "bad")
+        return 2
 
 
 def parser():
@@ -55,7 +59,7 @@ def parser():
         found = command(name, run, about)
         found.add_argument("--with", dest="which", choices=("mine", "ours"), default="mine",
                            help="whose earlier answers to build upon; mine: yours where they have passed")
-        found.add_argument("--seed", type=int, help="of the inputs, as printed by a check that failed")
+        found.add_argument("--seed", type=grade.seed, help="of the inputs, as printed by a check that failed")
     command("hint", run_hint, "one hint more, each time")
     found = command("solution", run_solution, "the difference between your answer and ours, after passing")
     found.add_argument("--give-up", action="store_true", help="show it before you have passed")
@@ -114,10 +118,11 @@ def check(exercise, args, course, answers, screen):
     if whose:
         screen.say("  built upon " + ", ".join(f"{id} ({who})" for id, who in whose.items()), "quiet")
     path = answers.path(exercise)
+    sha256 = digest(path)       # what is saved during the check hasn't passed
     found = check_answer(course, exercise, path, uses, args.seed)
     show.verdict(screen, exercise, found, path)
     if found.passed:
-        answers.note_passed(exercise, found.seconds)
+        answers.note_passed(exercise, found.seconds, sha256)
         picture = draw(course, exercise, found, path.parent / "pictures" / f"{exercise.id}.png")
         if picture:
             line = f"  picture: {show.near(picture[0])}" + (f": {picture[1]}" if picture[1] else "")
@@ -161,6 +166,8 @@ def run_watch(args, course, answers, screen):
                        "quiet")
             while stamp(answers.path(exercise)) == seen:
                 time.sleep(LOOK_EVERY)
+            if stamp(answers.path(exercise)) is None:
+                time.sleep(LOOK_EVERY)      # for editors that take the old file away before they write
 
 
 def stamp(path):
@@ -206,7 +213,7 @@ def run_solution(args, course, answers, screen):
         answers.note(exercise, gave_up=True)
     ours = path.read_text(encoding="utf-8").splitlines()
     mine = answers.path(exercise)
-    theirs = mine.read_text(encoding="utf-8").splitlines() if mine.is_file() else \
+    theirs = mine.read_text(encoding="utf-8-sig", errors="replace").splitlines() if mine.is_file() else \
         answers.skeleton(exercise).read_text(encoding="utf-8").splitlines()
     if theirs == ours:
         screen.say(f"your {exercise.id} is ours, line by line")

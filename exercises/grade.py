@@ -5,6 +5,7 @@ those files are taken from it: checks, drives and limits are this copy's. Soluti
 builds on an earlier one, it is the student's own if that has passed.
 """
 
+import argparse
 import json
 import time
 from pathlib import Path
@@ -15,13 +16,21 @@ from .frame.course import CourseError
 MEMORY_GB = 2.0
 
 
+def seed(text):
+    """A seed from the command line."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value}: must be at least 0")
+    return value
+
+
 def add_command(commands):
     found = commands.add_parser("grade", help="for teachers: check what students have handed in", description=__doc__)
     found.add_argument("dir", type=Path, help="one student's answers, or a folder per student")
     found.add_argument("--json", action="store_true", help="a JSON object per line: student, exercise, passed, kind, "
                                                            "message, seconds")
     found.add_argument("--only", metavar="EXERCISE", help="a chapter or an exercise")
-    found.add_argument("--seed", type=int, help="of the inputs: the same for all students")
+    found.add_argument("--seed", type=seed, help="of the inputs: the same for all students")
     found.set_defaults(run=run)
 
 

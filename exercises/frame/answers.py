@@ -1,10 +1,12 @@
 """The learner's side: the files in mine/, what has been passed, whose earlier answers are used, and slots."""
 
 import datetime
+import fcntl
 import hashlib
+import itertools
 import json
 import os
-import shutil
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,10 +57,13 @@ class Answers:
     def begin(self, exercise):
         """Make the learner's file from the skeleton, unless it is there. True if it was made."""
         path = self.path(exercise)
-        if path.exists():
+        if path.is_file():
             return False
+        if os.path.lexists(path):
+            raise CourseError(f"{path} is a folder or a broken link, and your file belongs there: move it away")
         path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(self.skeleton(exercise), path)
+        with open(path, "xb") as file:      # never over one that an editor has just saved
+            file.write(self.skeleton(exercise).read_bytes())
         return True
 
     def reset(self, exercise):
@@ -67,12 +72,28 @@ class Answers:
         if not path.is_file():
             raise CourseError(f"there is no {path}: nothing to reset")
         stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        backup = path.parent / "backup" / f"{path.stem}-{stamp}.py"
-        backup.parent.mkdir(exist_ok=True)
-        os.replace(path, backup)
+        folder = path.parent / "backup"
+        folder.mkdir(exist_ok=True)
+        with self.alone():
+            names = (f"{path.stem}-{stamp}{more}.py" for more in itertools.chain([""], map("-{}".format, range(2, 99))))
+            backup = next(folder / name for name in names if not os.path.lexists(folder / name))
+            os.replace(path, backup)
         self.begin(exercise)
         self.note(exercise, passed=None, sha256=None)
         return backup
+
+    @contextmanager
+    def alone(self):
+        """While no other command of the course changes what is in mine/, as `hint` beside `watch` does. (A file system
+        without such locks, as some over networks, lets everybody pass.)"""
+        self.course.mine.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.course.mine, os.O_RDONLY)
+        try:
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
 
     # ------------------------------------------------------------ progress
 
@@ -88,20 +109,21 @@ class Answers:
 
     def note(self, exercise, **facts):
         """Keep facts of an exercise."""
-        everything = self.progress()
-        everything[exercise.id] = everything.get(exercise.id, {}) | facts
         path = self.course.mine / PROGRESS
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(everything, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        os.replace(part, path)
+        with self.alone():
+            everything = self.progress()
+            everything[exercise.id] = everything.get(exercise.id, {}) | facts
+            part = path.with_suffix(".part")
+            part.write_text(json.dumps(everything, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+            os.replace(part, path)
 
     def known(self, exercise):
         return self.progress().get(exercise.id, {})
 
-    def note_passed(self, exercise, seconds):
-        self.note(exercise, passed=datetime.date.today().isoformat(), sha256=digest(self.path(exercise)),
-                  seconds=round(seconds, 2))
+    def note_passed(self, exercise, seconds, sha256=None):
+        """sha256: of the file when its check began; None: as it is now."""
+        self.note(exercise, passed=datetime.date.today().isoformat(), seconds=round(seconds, 2),
+                  sha256=sha256 or digest(self.path(exercise)))
 
     def passed(self, exercise):
         return bool(self.known(exercise).get("passed"))

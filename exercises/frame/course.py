@@ -100,13 +100,16 @@ class Course:
         return next(exercise for exercise in self.all_exercises if exercise.id == id)
 
     def find(self, name):
-        """The exercises that a learner means by "8", "08", "08.1", "8.1", "08_data_parallel" or "shard".
+        """The exercises that a learner means by "8", "08", "08.1", "8.1", "08_data_parallel", "shard" or the path of
+        an answer, as shells complete it.
 
         CourseError with the nearest names if there are none.
         """
         text = name.strip().rstrip("/").lower()
+        folder, _, file = text.rpartition("/")
         found = [e for e in self.all_exercises
                  if text in (e.id, e.id.removeprefix("0"), e.folder, e.object.lower(), e.file.lower())
+                 or file == e.folder or file == e.file.lower() and os.path.basename(folder) == e.folder
                  or re.fullmatch(r"\d{1,2}", text) and int(text) == int(e.id[:2])]
         if found:
             return found

@@ -149,10 +149,95 @@ def test_hints_come_one_by_one(desk):
     ("check 99", "there is no exercise '99'. The chapters are 00, 01"), ("check 08.9", "did you mean 08."),
     ("reset 08", "one exercise at a"),
     ("reset 08.1", "nothing to reset"), ("grade /nowhere", "there is no folder"),
+    ("check elsewhere/value.txt", "there is no exercise 'elsewhere/value.txt'"),
 ])
 def test_unfriendly_calls_get_a_sentence(desk, line, text):
     status, said = desk.call(line)
     assert status == 2 and text in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("command", ["check", "grade ."])
+def test_seeds_are_not_negative(desk, command, capsys):
+    with pytest.raises(SystemExit):
+        desk.call(f"{command} --seed -1")
+    assert "--seed: -1: must be at least 0" in capsys.readouterr().err
+
+
+def test_a_name_may_be_a_path(desk):
+    for text in ("mine/08_data_parallel/shard.py", str(desk.path("08.1")), "08_data_parallel/shard.py", "shard.py"):
+        assert [exercise.id for exercise in desk.course.find(text)] == ["08.1"]
+    assert len(desk.course.find("mine/08_data_parallel/")) == 4
+    assert [exercise.id for exercise in desk.course.find("mine/01_scalar_reverse_mode/order.py")] == ["01.2"]
+
+
+@pytest.mark.parametrize("line", ["check 1.1", "watch 1.1", "hint 1.1", "solution 1.1 --give-up"])
+def test_answers_that_cannot_be_written(tmp_path, line):
+    (tmp_path / "mine").write_text("a file")
+    said = io.StringIO()
+    assert cli.main(line.split(), Course(mine=tmp_path / "mine"), show.Screen(said)) == 2
+    assert said.getvalue().startswith(str(tmp_path / "mine")) and said.getvalue().count("\n") == 1
+
+
+@pytest.mark.parametrize("put", [Path.mkdir, lambda path: path.symlink_to("gone")], ids=["folder", "link"])
+def test_what_is_no_file_is_not_written_through(desk, put):
+    desk.path("01.1").parent.mkdir(parents=True)
+    put(desk.path("01.1"))
+    status, text = desk.call("check 1.1")
+    assert status == 2 and "move it away" in text
+    assert not (desk.path("01.1").parent / "gone").exists()
+
+
+def test_an_answer_in_another_encoding_is_compared_and_kept(desk):
+    desk.answers.begin(desk.course.exercise("01.2"))
+    desk.path("01.2").write_bytes("# größer\n".encode("latin-1"))
+    assert desk.call("check 1.2")[0] == 1
+    status, text = desk.call("solution 1.2 --give-up")
+    assert status == 0 and "-# gr" in text
+    desk.call("reset 1.2")
+    assert next(desk.path("01.2").parent.glob("backup/*")).read_bytes() == "# größer\n".encode("latin-1")
+
+
+def test_each_reset_has_a_backup_of_its_own(desk):
+    """Of however many within a second."""
+    desk.answers.begin(desk.course.exercise("08.1"))
+    for number in range(4):
+        desk.path("08.1").write_text(f"# {number}\n")
+        desk.call("reset 08.1")
+    kept = {path.read_text() for path in desk.path("08.1").parent.glob("backup/shard-*.py")}
+    assert kept == {f"# {number}\n" for number in range(4)}
+
+
+def test_what_two_commands_note_at_once_is_all_there(desk, monkeypatch):
+    """As `hint` does while `watch` notes what has passed."""
+    read = Answers.progress
+
+    def slow(answers):
+        found = read(answers)
+        time.sleep(0.02)
+        return found
+    monkeypatch.setattr(Answers, "progress", slow)
+    exercises = desk.course.all_exercises[:8]
+    threads = [threading.Thread(target=desk.answers.note, args=(exercise,), kwargs={"hints": 1})
+               for exercise in exercises]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert read(desk.answers) == {exercise.id: {"hints": 1} for exercise in exercises}
+
+
+def test_what_is_saved_during_a_check_has_not_passed(desk, monkeypatch):
+    exercise, check = desk.course.exercise("08.1"), cli.check_answer
+    desk.answers.begin(exercise)
+    desk.path("08.1").write_text(desk.ours("08.1"))
+
+    def saved_meanwhile(*args):
+        found = check(*args)
+        desk.path("08.1").write_text("def shard(comm): half-writ")
+        return found
+    monkeypatch.setattr(cli, "check_answer", saved_meanwhile)
+    assert desk.call("check 08.1")[0] == 0
+    assert not desk.answers.usable(exercise) and desk.answers.choose(exercise)[1] == "ours"
 
 
 def test_a_syntax_error_and_a_removed_file(desk):
