@@ -175,6 +175,11 @@ class Optimizer:
         self._settle()
         self.load_state_dict(saved)
 
+    def _follow_moved(self):
+        if any(slot.segment.tensor.leaf.flat is not flat
+               for flat, slots in zip(self.flats, self.slots, strict=True) for slot in slots):
+            self._follow()
+
     def settle_in(self, home):
         """Let the state live with `home` from now on: home.move(state) gives a FlatBuffer's state arrays there, on the
         host, home.copy(array) another one of those; home.update(tiled, p, g, state, group, step) makes one run's
@@ -226,9 +231,7 @@ class Optimizer:
             if not holds(AT_LEAST_0[0], group["lr"], group):
                 self._check_groups([group])
         begin = ledger.now() if ledger.open_ledgers else None
-        if any(slot.segment.tensor.leaf.flat is not flat
-               for flat, slots in zip(self.flats, self.slots, strict=True) for slot in slots):
-            self._follow()
+        self._follow_moved()
         for flat, state in zip(self.flats, self.state, strict=True):
             if ledger.open_ledgers and self.home is None:
                 for array in (part for each in state.values() for part in arrays_of(each)):

@@ -95,6 +95,7 @@ class AdamWScheduleFree(Optimizer):
         state_dict(): a checkpoint wants y, whose means can be made at any time.
         """
         self._check_outside("averaged")
+        self._follow_moved()
         kept = []
         for flat, state, slot in self._places():
             p, mine = flat.params[slot.segment.start:slot.segment.stop], slot.state(state)

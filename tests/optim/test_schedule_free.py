@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
-from minitorch_dist import optim
+from minitorch_dist import nn, optim
 from minitorch_dist.optim.optimizer import TILE
 from minitorch_dist.optim.schedule_free import share_of_mean
+from minitorch_dist.parallel import DistributedDataParallel
 from tests.crews import crews
 
 CASES = "tests.optim.schedule_free_cases:"
@@ -140,6 +141,25 @@ def test_an_exception_inside_leaves_what_was_trained():
     assert np.array_equal(p.numpy(), y)
     p.grad = mt.tensor(np.ones(3))
     optimizer.step()
+
+
+def test_the_mean_is_where_parameters_have_moved_since_the_last_step():
+    model = nn.Sequential(nn.Linear(5, 4, dtype=np.float64), nn.Linear(4, 3, dtype=np.float64))
+    optimizer = optim.AdamWScheduleFree(model.parameters())
+    for step in range(3):
+        rng = np.random.default_rng(step)
+        give(model.parameters(), [rng.standard_normal(p.shape) for p in model.parameters()])
+        optimizer.step()
+    y = [p.numpy().copy() for p in model.parameters()]
+    with optimizer.averaged():
+        mean = [p.numpy().copy() for p in model.parameters()]
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=1e-4, first_bucket_mb=1e-4)      # a bucket per layer
+    with optimizer.averaged():
+        for p, before, wanted in zip(wrapped.parameters(), y, mean, strict=True):
+            assert not np.array_equal(before, wanted)
+            np.testing.assert_array_equal(p.numpy(), wanted)
+    for p, before in zip(wrapped.parameters(), y, strict=True):
+        np.testing.assert_array_equal(p.numpy(), before)
 
 
 def test_what_is_refused():
