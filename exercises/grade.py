@@ -7,6 +7,7 @@ builds on an earlier one, it is the student's own if that has passed.
 
 import argparse
 import json
+import os
 import time
 from pathlib import Path
 
@@ -44,12 +45,17 @@ def students(folder, course):
         raise CourseError(f"there is no folder {folder}")
     own = answers_in(folder)
     if own:
-        return {folder.resolve().name: own}
-    found = {path.name: answers_in(path) for path in sorted(folder.iterdir()) if path.is_dir()}
+        return {named(folder.resolve()): own}
+    found = {named(path): answers_in(path) for path in sorted(folder.iterdir()) if path.is_dir()}
     if not any(found.values()):
         raise CourseError(f"{folder} holds no answers: expected folders like {min(chapters)}, or a folder per student "
                           "with such folders")
     return found
+
+
+def named(path):
+    """A folder's name, with � for what is no text, as archives from elsewhere have it."""
+    return os.fsencode(path.name).decode(errors="replace")
 
 
 def grade(course, exercises, folder, seed=None):

@@ -73,7 +73,8 @@ def read_source(path):
     except SyntaxError as error:
         line = (error.text or "").rstrip()[:LONGEST_LINE]
         pointer = " " * min(max((error.offset or 1) - 1, 0), len(line)) + "^"
-        return "", None, Failure("syntax", f"line {error.lineno} of {Path(path).name} is not Python: {error.msg}",
+        place = f"line {error.lineno} of " * bool(error.lineno)      # none of a file with null bytes
+        return "", None, Failure("syntax", f"{place}{Path(path).name} is not Python: {error.msg}",
                                  [f"    {line}", f"    {pointer}"] if line else [])
     except ValueError as error:
         return "", None, Failure("syntax", f"{Path(path).name} is not text in UTF-8: {error}")

@@ -360,6 +360,17 @@ def test_grade_json(tmp_path):
     assert lines[2]["kind"] == "missing" and lines[0]["seconds"] > 0
 
 
+def test_grade_names_what_is_no_text(tmp_path):
+    """A student's folder whose name isn't UTF-8, and an answer with a null byte."""
+    folder = tmp_path / os.fsdecode(b"j\xf6rg") / "08_data_parallel"
+    folder.mkdir(parents=True)
+    (folder / "shard.py").write_bytes(b"def shard():\n    pass\n\0")
+    said = subprocess.run([sys.executable, "-m", "exercises", "grade", str(tmp_path), "--json", "--only", "08.1"],
+                          cwd=ROOT, capture_output=True, timeout=60).stdout
+    line = json.loads(said.decode())
+    assert line["student"] == "j\N{REPLACEMENT CHARACTER}rg" and line["message"].startswith("shard.py is not Python: ")
+
+
 def test_rehearse_draws_into_the_learners_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MINITORCH_MINE", str(tmp_path / "elsewhere"))
     everything = rehearse.files
