@@ -68,6 +68,7 @@ def passes(function, tensors, ct):
 
 def main(argv=None):
     """The program; returns the exit status."""
+    program.one_process("compiler.py")
     args = parse(argv)
     draw = stream("compiler", 0)
     function = FUNCTIONS[args.function]

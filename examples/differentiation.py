@@ -9,7 +9,9 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import ledger, nn
+from minitorch_dist.program import one_process
 
+one_process("differentiation.py")
 argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
 rng = np.random.default_rng(0)
 

@@ -79,6 +79,7 @@ def offset(z, labels, digit):
 
 def main(argv=None):
     """The program; returns the exit status."""
+    program.one_process("distill.py")
     args = parse(argv)
     begin = time.perf_counter()
     with program.usage_errors("distill.py"):

@@ -82,6 +82,7 @@ def weighed(state, masks):
 
 def main(argv=None):
     """The program; returns the exit status."""
+    program.one_process("lottery_ticket.py")
     args = parse(argv)
     begin = time.perf_counter()
 

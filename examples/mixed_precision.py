@@ -148,6 +148,7 @@ def draw(gradients, lost, path):
 
 def main(argv=None):
     """The program; returns the exit status."""
+    program.one_process("mixed_precision.py")
     args = parse(argv)
     with program.usage_errors("mixed_precision.py"):
         dataset = data.load(args.data, args.data_dir)

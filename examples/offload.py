@@ -193,6 +193,7 @@ def loss_table(args):
 
 def main(argv=None):
     """The program; returns the exit status."""
+    program.one_process("offload.py")
     args = parse(argv)
     with program.usage_errors("offload.py"), tempfile.TemporaryDirectory(dir=args.folder) as folder:
         args.device = program.take_device(args.device)

@@ -90,6 +90,7 @@ def load(model, facts, folder):
 
 def main(argv=None):
     """The program; returns the exit status."""
+    program.one_process("pictures.py")
     p = program.ArgumentParser(prog="pictures.py", description=__doc__)
     p.add_argument("run", type=Path, help="a run's folder")
     p.add_argument("--data-dir", help="folder with MNIST's four files (default: $MINITORCH_DATA, cache, download)")

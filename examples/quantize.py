@@ -69,6 +69,7 @@ def accuracy(model, images, labels):
 
 def main(argv=None):
     """The program; returns the exit status."""
+    program.one_process("quantize.py")
     args = parse(argv)
     with program.usage_errors("quantize.py"):
         dataset = data.load(args.data, args.data_dir)

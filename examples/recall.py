@@ -100,6 +100,7 @@ def train(args, window, held_back):
 
 def main(argv=None):
     """The program; returns the exit status. SystemExit(2) for what can't be trained."""
+    program.one_process("recall.py")
     args = parse(argv)
     with program.usage_errors("recall.py"):
         held_back = asked_at_the_end(args)

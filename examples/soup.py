@@ -96,6 +96,7 @@ def show(title, rows):
 
 def main(argv=None):
     """The program; returns the exit status."""
+    program.one_process("soup.py")
     args = parse(argv)
     begin = time.perf_counter()
     with program.usage_errors("soup.py"):

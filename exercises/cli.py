@@ -20,6 +20,7 @@ LOOK_EVERY = 0.3      # seconds between two looks at the file
 
 def main(argv=None, course=None, screen=None):
     """Run one command; the exit status: 0, or 1 where something hasn't passed, or 2 for a wrong call."""
+    program.one_process("exercises")
     screen = screen or show.Screen()
     course = course or Course.from_environment()
     args = parser().parse_args(argv)

@@ -12,7 +12,7 @@ from pathlib import Path
 from . import attempt, backend, faults
 from .backend import xp
 from .comm.together import together
-from .launch_env import launched_rank
+from .launch_env import is_rank, launched_rank, launched_size
 from .nn.windows import read_windows
 from .timeline import trace
 from .viz import timeline as timeline_picture
@@ -33,6 +33,16 @@ def usage_errors(program):
         if launched_rank() == 0:
             print(f"{program}: {in_words(error)}", file=sys.stderr, flush=True)
         raise SystemExit(2) from error
+
+
+def one_process(name):
+    """End a program that is for one process where a launcher has started several, which would all do the same: rank 0
+    says so, and the status is 2."""
+    if is_rank():
+        if launched_rank() == 0:
+            print(f"{name}: is for one process, and here are {launched_size()}: start it without mpirun",
+                  file=sys.stderr, flush=True)
+        raise SystemExit(2)
 
 
 def in_words(error):

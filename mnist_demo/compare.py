@@ -48,6 +48,7 @@ def tolerance(text):
 
 def main(argv=None):
     """Compare the runs named on the command line; returns the exit status."""
+    program.one_process("compare.py")
     description, _, details = __doc__.partition("\n\n")
     parser = argparse.ArgumentParser(description=description, epilog=details,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
