@@ -205,8 +205,9 @@ class Capture:
     takes_compiled = False
 
     def __enter__(self):
-        # What is kept is decided later: by the op that a call of the whole is.
-        self.modes = mode(capture=self, pack=None, counting=False)
+        # What is kept is decided later: by the op that a call of the whole is. A checkpoint inside is made part of the
+        # graph, and nothing is gathered for it again.
+        self.modes = mode(capture=self, pack=None, again_in=None, counting=False)
         self.modes.__enter__()
         self.outer, backend.recording.graph = backend.recording.graph, self
         return self

@@ -111,3 +111,30 @@ def units_of_stage_3(way="plain", compiled=True, emit="numpy", steps=3, device="
     state = {name.replace(".block.", "."): np.array(value) for name, value in full_state_dict(model).items()}
     return (losses, state, dict(book.calls), book.total_bytes_sent(), kept, [block.compiled.captures for block in made],
             [reason for block in made for reason in block.breaks])
+
+
+class Residual(nn.Module):
+    """A block that runs itself again."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4, dtype=np.float64)
+
+    def forward(self, x):
+        return mt.checkpoint(lambda x: x + mt.tanh(self.linear(x)))(x)
+
+
+def captured_at_different_times(compiled=True):
+    """The state after steps in ZeRO 3 in which the ranks have other numbers of rows, and so capture at other times."""
+    world = comm.world()
+    mt.manual_seed(2)
+    blocks = [nn.Linear(4, 4, dtype=np.float64), Residual(), Residual()]
+    blocks = [mt.compile(block, "numpy") for block in blocks] if compiled else blocks
+    model = fully_shard(nn.Sequential(*blocks, nn.Linear(4, 2, dtype=np.float64)), world, 3, units=blocks)
+    optimizer = optim.SGD(model.parameters(), 0.01)
+    for step, rows in enumerate(((1, 1), (2, 1), (2, 3), (1, 3))):
+        x = np.random.default_rng([step, world.rank]).standard_normal((rows[world.rank], 4))
+        optimizer.zero_grad()
+        mt.sum(model(x) ** 2).backward()
+        optimizer.step()
+    return world.broadcast_object(full_state_dict(model))
