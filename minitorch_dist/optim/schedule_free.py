@@ -114,7 +114,7 @@ class AdamWScheduleFree(Optimizer):
 
     def _written(self, kept, models):
         for flat, p, _ in kept:
-            wrote(p if flat.unit is None else flat.params, type(self).__name__)
+            wrote(p if flat.unit is None else flat.params, f"{type(self).__name__}.averaged")
         for model in models:
             if hasattr(model, "stale"):     # the other ranks' pieces are to be gathered
                 model.stale = True

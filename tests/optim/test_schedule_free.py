@@ -7,7 +7,7 @@ import minitorch_dist as mt
 from minitorch_dist import nn, optim
 from minitorch_dist.optim.optimizer import TILE
 from minitorch_dist.optim.schedule_free import share_of_mean
-from minitorch_dist.parallel import DistributedDataParallel
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard
 from tests.crews import crews
 
 CASES = "tests.optim.schedule_free_cases:"
@@ -177,6 +177,22 @@ def test_what_is_refused():
             optim.AdamWScheduleFree([p], **settings)
     with pytest.raises(ValueError, match="state_bits is 8"):
         optim.AdamWScheduleFree([{"params": [p], "state_bits": 8}])
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_sharded_model_whose_other_pieces_nobody_would_gather_says_so(stage):
+    model = fully_shard(nn.Linear(5, 4), stage=stage)
+    optimizer = optim.AdamWScheduleFree(model.parameters())
+    x = np.ones((2, 5), np.float32)
+    mt.sum(model(x)).backward()
+    optimizer.step()
+    model(x)
+    with (optimizer.averaged(), pytest.raises(RuntimeError, match=r"^AdamWScheduleFree\.averaged has written to this "
+                                              r"rank's part of .* as optimizer\.averaged\(model\)$")):
+        model(x)
+    with optimizer.averaged(model):
+        model(x)
+    model(x)
 
 
 def test_what_backward_needs_is_known_to_be_overwritten():

@@ -211,7 +211,8 @@ class FullySharded(ReducingModule):
             self.stale, self.dated = False, tick()
         self.values.entered = [(self.dated, [unit]) for unit in self.units]
         self._check_unstepped("after a forward had gathered the parameters from all ranks, which the others have not "
-                              "seen: call the optimizer's step right after backward, before any other forward")
+                              "seen: call the optimizer's step right after backward, before any other forward, and "
+                              "give the model to what writes to all of it, as optimizer.averaged(model)")
 
     def _check_unstepped(self, told):
         """RuntimeError where a piece was written since the values were gathered, and what is wrong with that."""
