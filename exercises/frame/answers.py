@@ -102,7 +102,12 @@ class Answers:
         path = self.course.mine / PROGRESS
         try:
             found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-            return {id: dict(entry) for id, entry in found.items()}
+            found = {id: dict(entry) for id, entry in found.items()}
+            for id, entry in found.items():
+                hints = entry.get("hints", 0)
+                if not isinstance(hints, int) or hints < 0:
+                    raise ValueError(f"hints of {id}: {hints!r}")
+            return found
         except (ValueError, TypeError, AttributeError) as error:
             raise CourseError(f"{path} is damaged ({error}): mend it, or remove it and check your answers again"
                               ) from None

@@ -365,8 +365,9 @@ def test_a_wrong_chapter_toml_is_refused(entry, text, tmp_path):
         Course(exercises=tmp_path).chapters  # noqa: B018
 
 
-def test_a_damaged_progress_file_is_named(tmp_path):
-    (tmp_path / "progress.json").write_text("{")
+@pytest.mark.parametrize("text", ["{", "[]", '{"01.1": 3}', '{"01.1": {"hints": "3"}}', '{"01.1": {"hints": -3}}'])
+def test_a_damaged_progress_file_is_named(tmp_path, text):
+    (tmp_path / "progress.json").write_text(text)
     with pytest.raises(CourseError, match="progress.json is damaged"):
         Answers(Course(mine=tmp_path)).progress()
     (tmp_path / "progress.json").write_text(json.dumps({"08.1": {"passed": "2026-01-01"}}))
