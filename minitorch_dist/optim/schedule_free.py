@@ -91,8 +91,8 @@ class AdamWScheduleFree(Optimizer):
         """Inside, the parameters are x, the mean, to be evaluated or exported; afterwards y again, to the bit. models:
         those that are wrapped by fully_shard, which gather what their ranks have written; others may be named too.
 
-        RuntimeError inside for another one, for a step, and for
-        state_dict(): a checkpoint wants y, whose means can be made at any time.
+        RuntimeError inside for another one, for a step, and for state_dict() and load_state_dict(): a checkpoint wants
+        y, whose means can be made at any time.
         """
         self._check_outside("averaged")
         self._follow_moved()
@@ -127,6 +127,10 @@ class AdamWScheduleFree(Optimizer):
     def state_dict(self, copy=True):
         self._check_outside("state_dict")
         return super().state_dict(copy)
+
+    def check_state(self, saved):
+        self._check_outside("load_state_dict")      # what is loaded would be overwritten behind the block
+        super().check_state(saved)
 
 
 def share_of_mean(step, warmup):

@@ -165,8 +165,10 @@ def test_the_mean_is_where_parameters_have_moved_since_the_last_step():
 def test_what_is_refused():
     p = mt.tensor(np.ones(3), requires_grad=True)
     optimizer = optim.AdamWScheduleFree([p])
+    saved = optimizer.state_dict()
     with optimizer.averaged():
         for what, call in {"step": optimizer.step, "state_dict": optimizer.state_dict,
+                           "load_state_dict": lambda: optimizer.load_state_dict(saved),
                            "averaged": lambda: optimizer.averaged().__enter__()}.items():
             with pytest.raises(RuntimeError, match=rf"AdamWScheduleFree\.{what} inside averaged\(\)"):
                 call()
