@@ -52,7 +52,7 @@ def of_library(case, compress):
     model = network(case)
     wrapped, hook, losses = DistributedDataParallel(model, world_of_one()), PowerSGD(rank=RANK), []
     if compress:
-        hook.q = {id(p): q.copy() for p, q in zip(model.parameters(), case["q"], strict=True) if len(q)}
+        hook.q.update({p.leaf: q.copy() for p, q in zip(model.parameters(), case["q"], strict=True) if len(q)})
         wrapped.register_comm_hook(hook)
     optimizer = optim.SGD(model.parameters(), lr=case["rate"])
     for tokens in case["tokens"]:
