@@ -109,7 +109,8 @@ def test_published_sizes_of_latents():
 
 
 @pytest.mark.parametrize("more, words", [
-    ({"kv_heads": 2}, "kv_heads=2 of a deepseek"), ({"family": "llama"}, "--kv-rank, --q-rank of a llama, whose"),
+    ({"kv_heads": 2}, "kv_heads=2 of a deepseek"),
+    ({"family": "llama"}, "--kv-rank, --q-rank of a llama, which has no multi-head latent attention"),
     ({"rope_size": 3}, "rope_size=3.* even")])
 def test_latents_that_cannot_be(more, words):
     with pytest.raises(ValueError, match=words):
