@@ -54,7 +54,8 @@ def whole(tmp_path_factory):
     (8, [*EXPERTS, "--ep", "2", "--tp", "2", "--sequence-parallel", "--zero", "3"]),
     (8, [*EXPERTS, "--ep", "2", "--tp", "2", "--pp", "2", "--schedule", "zb-h1"]),
     (8, [*DROPPED, "--cp", "2", "--cp-by", "all_to_all", "--tp", "2", "--zero", "3"]),
-    (8, [*EXPERTS, *UNBOUND, "--dispatch-once", "--ep", "4", "--tp", "2", "--zero", "1"]),
+    pytest.param(8, [*EXPERTS, *UNBOUND, "--dispatch-once", "--ep", "4", "--tp", "2", "--zero", "1"],
+                 marks=pytest.mark.thorough),
     (8, [*WINDOWS, "--cp", "2", "--pp", "2", "--tp", "2", "--schedule", "zb-v"])], ids=str)
 def test_one_curve(whole, tmp_path, n, flags):
     losses, summary = run(n, tmp_path, *flags)

@@ -34,8 +34,8 @@ def test_visits_of_tokens_that_choose_at_random(experts, k, ranks):
 
 
 @pytest.mark.parametrize(("n", "size", "accumulate", "tensor", "stage", "rows"), [
-    (2, 2, 1, 1, 0, 8), (4, 4, 2, 1, 0, 8), (4, 2, 1, 1, 3, 8), (4, 2, 1, 2, 0, 8),
-    (2, 2, 1, 1, 2, 13)])
+    (2, 2, 1, 1, 0, 8), (4, 2, 1, 1, 3, 8), (2, 2, 1, 1, 2, 13),
+    *(pytest.param(*each, marks=pytest.mark.thorough) for each in ((4, 4, 2, 1, 0, 8), (4, 2, 1, 2, 0, 8)))])
 def test_one_curve(n, size, accumulate, tensor, stage, rows):
     """A GPT, AdamW, float64: within 1e-10 of one process that adds up all experts' answers. Of batches of 13 the last
     has a sequence for one rank, and none for the other."""
@@ -46,7 +46,7 @@ def test_one_curve(n, size, accumulate, tensor, stage, rows):
         assert set(got) == set(wanted) and max(abs(got[name] - wanted[name]).max() for name in wanted) < 1e-10
 
 
-@pytest.mark.parametrize(("pp", "size"), [(1, 2), (2, 2)])
+@pytest.mark.parametrize(("pp", "size"), [pytest.param(1, 2, marks=pytest.mark.thorough), (2, 2)])
 def test_in_a_pipeline(pp, size):
     (wanted, _), = crews.call(MOE + "pipelined", 1, args=(1, 1, "1f1b", 4, 8, None))
     for got in crews.call(CASES + "in_a_pipeline", pp * size, args=(pp, size)):
@@ -90,7 +90,7 @@ def test_rows_in_few_bits(n):
         assert max(far) < 1e-12
 
 
-@pytest.mark.parametrize(("n", "order"), [(2, 2), (3, 1)])
+@pytest.mark.parametrize(("n", "order"), [(2, 2), pytest.param(3, 1, marks=pytest.mark.thorough)])
 def test_derivatives_equal_finite_differences_across_ranks(n, order):
     assert all(crews.call(CASES + "gradients", n, args=(order,)))
 
