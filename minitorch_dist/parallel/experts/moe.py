@@ -182,7 +182,8 @@ def dispatch_in_few_bits(model, bits=8):
 def dispatch_once(model):
     """Let a token go to each rank once, however many of its experts are there, and one row come back (once.py). Call it
     alike on all ranks. ValueError where there are no divided experts, or some have a capacity: then as many rows travel
-    as there are places, whoever is in them."""
+    as there are places, whoever is in them; in exact mode forward raises one, for sums have another order here.
+    Source: DeepSeek-AI 2024, "DeepSeek-V3", 3.2.2."""
     found = [m for m in model.modules() if isinstance(m, MoE) and isinstance(m.experts, ExpertParallel)]
     if not found:
         raise ValueError("dispatch_once: there are no divided experts here: parallelize_module divides them")
