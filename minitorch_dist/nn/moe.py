@@ -30,6 +30,7 @@ from numbers import Real
 from typing import NamedTuple
 
 from ..autodiff import ops
+from ..autodiff.autocast import lowered
 from ..autodiff.modes import is_recomputing
 from ..autodiff.primitive import lower
 from ..backend import assign, is_whole, module_of, number, to_device_of, whole, wholes, xp, zeros_like
@@ -381,7 +382,8 @@ class MoE(Module):
             k = routing.expert.shape[-1]
             y = self.experts(rows, None, routing.expert.reshape(-1, k), ops.reshape(routing.gates, (-1, k)))
         else:
-            y = combine(self.experts(dispatch(rows, routing), routing.counts), routing)
+            # In the dtype of products already: that is how rows are kept, and travel to other ranks' experts.
+            y = combine(self.experts(lowered(dispatch(rows, routing)), routing.counts), routing)
         if self.shared is not None:
             y = y + self.shared(ops.reshape(rows, (1, *rows.shape)))[0]
         return ops.reshape(y, x.shape), self._auxiliary(logits, routing, x.shape)

@@ -1,5 +1,7 @@
 """Mixture of experts against slow loops, the one-hot einsum of the papers, and finite differences."""
 
+import contextlib
+import copy
 import math
 
 import numpy as np
@@ -142,6 +144,30 @@ def test_dtypes_and_shapes_are_kept():
     (mt.sum(y) + aux).backward()
     assert y.shape == x.shape and aux.shape == ()
     assert {y.dtype, aux.dtype, x.grad.dtype, *(p.grad.dtype for p in model.parameters())} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize("amp, near", [("bfloat16", 2e-2), ("float16", 3e-3)])
+@pytest.mark.parametrize("factor", [None, 1.0])
+def test_under_autocast_rows_are_kept_once_in_16_bits(monkeypatch, factor, amp, near):
+    """Near float64's values and gradients, among them those of tokens that 3 experts' rows add up."""
+    wide, x = layer(size=16, experts=4, k=3, capacity_factor=factor, mlp="swiglu"), random(3).standard_normal((7, 9, 16))
+    model = copy.deepcopy(wide).to("float32")
+    model.router.weight.data[:] = wide.router.weight.data[:] = np.round(8 * wide.router.weight.data) / 8
+    x, u = np.round(8 * x) / 8, random(4).standard_normal((7, 9, 16))       # products that choose are exact in 16 bits
+    found, kept = [], []
+    for each, dtype, lowered in ((model, "float32", lambda x: x), (model, "float32", moe.lowered),
+                                 (wide, "float64", lambda x: x)):
+        monkeypatch.setattr(moe, "lowered", lowered)
+        given = mt.tensor(x.astype(dtype), requires_grad=True)
+        each.zero_grad()
+        with mt.autocast(amp) if dtype == "float32" else contextlib.nullcontext(), ledger.record(memory=True) as book:
+            y, aux = each(given)
+            kept.append(book.peak["activation"])
+        (mt.sum(y * u.astype(dtype)) + aux).backward()
+        found.append([y.numpy(), given.grad.numpy(), *(p.grad.numpy() for p in each.parameters())])
+    for got, wanted in zip(*found[1:], strict=True):
+        assert got.dtype == np.float32 and np.linalg.norm(got - wanted) < near * np.linalg.norm(wanted)
+    assert kept[0] - kept[1] == model.routing(x)[1].rows * 16 * 2      # gate and up have one copy together
 
 
 @pytest.mark.parametrize("k", [1, 2])

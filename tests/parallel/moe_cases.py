@@ -1,6 +1,7 @@
 """What the ranks do in the tests of expert parallelism. What must hold is checked by the parent process."""
 
 import contextlib
+from functools import partial
 
 import numpy as np
 
@@ -178,21 +179,28 @@ def layer(comm_of_experts, size=6, experts=4, **arguments):
     return model
 
 
-def counted(factor):
-    """({pass: {op: (calls, bytes sent)}} along ep of one layer, what the formula says for each message)."""
+def counted(factor, amp=None):
+    """({pass: {op: (calls, bytes sent)}} along ep of one layer in float64, or in autocast's `amp`, what the formula
+    says for each message)."""
     mesh = comm.DeviceMesh(ep=-1)
     n, size, tokens, groups = mesh["ep"].size, 6, 10, 3 + (0 if factor else mesh["ep"].rank)
     model = layer(mesh["ep"], size, 4, capacity_factor=factor, group=tokens)
-    x = mt.tensor(values((groups, tokens, size), 7, mesh["ep"].rank), requires_grad=True)
-    with ledger.record() as forward:
+    x, width = mt.tensor(values((groups, tokens, size), 7, mesh["ep"].rank), requires_grad=True), 8
+    inside = contextlib.nullcontext
+    if amp:
+        x, width, inside = x.detach().to("float32").requires_grad_(), 2, partial(mt.autocast, amp)
+        model.to("float32")
+    with ledger.record() as forward, inside():
         y, aux = model(x)
     with ledger.record() as backward:
-        (mt.sum(y * values(y.shape, 8)) + aux).backward()
+        (mt.sum(y * values(y.shape, 8).astype(y.dtype)) + aux).backward()
     sent = {name: {op: (book.calls[axis, op], book.bytes_sent[axis, op]) for axis, op in book.calls if axis == "ep"}
             for name, book in (("forward", forward), ("backward", backward))}
     if factor:
-        return sent, (n - 1) * (4 * groups * moe.capacity_of(tokens, 4, 2, factor) * size * 8) // n
-    chosen = model.routing(x)[1].load.reshape(n, -1).sum(1) * size * 8      # bytes for each rank's experts
+        return sent, (n - 1) * (4 * groups * moe.capacity_of(tokens, 4, 2, factor) * size * width) // n
+    with inside():
+        routing = model.routing(x)[1]
+    chosen = routing.load.reshape(n, -1).sum(1) * size * width      # bytes for each rank's experts
     everyone = comm.world().all_gather_object(chosen)
     rank = mesh["ep"].rank
     return sent, sum(chosen) - chosen[rank], sum(each[rank] for each in everyone) - chosen[rank]

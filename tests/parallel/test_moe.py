@@ -68,19 +68,19 @@ def test_the_curve_shows_what_is_wrong(one_process):
         assert furthest(got, one_process["halves"][1]) > 1e-3, name
 
 
-@pytest.mark.parametrize("n", [2, 4])
-def test_a_layer_sends_two_all_to_alls_each_way_of_a_size_known_beforehand(n):
+@pytest.mark.parametrize(("n", "amp"), [(2, None), (4, None), (2, "bfloat16"), (2, "float16")])
+def test_a_layer_sends_two_all_to_alls_each_way_of_a_size_known_beforehand(n, amp):
     """(n - 1)/n of experts · groups · capacity · size elements each, and nothing else."""
-    for sent, nbytes in crews.call(CASES + "counted", n, args=(1.5,)):
+    for sent, nbytes in crews.call(CASES + "counted", n, args=(1.5, amp)):
         assert sent == {"forward": {"all_to_all": (2, 2 * nbytes)}, "backward": {"all_to_all": (2, 2 * nbytes)}}
-        assert nbytes == (n - 1) * 4 * 3 * 8 * 6 * 8 // n       # the capacity: ⌈2 · 1.5 · 10 / 4⌉ = 8
+        assert nbytes == (n - 1) * 4 * 3 * 8 * 6 * (2 if amp else 8) // n       # the capacity: ⌈2 · 1.5 · 10 / 4⌉ = 8
 
 
-@pytest.mark.parametrize("n", [2, 4])
-def test_without_a_capacity_a_layer_sends_what_is_chosen_and_how_much_that_is(n):
+@pytest.mark.parametrize(("n", "amp"), [(2, None), (4, None), (2, "bfloat16")])
+def test_without_a_capacity_a_layer_sends_what_is_chosen_and_how_much_that_is(n, amp):
     """To each other rank 8 bytes per expert, and the rows; their answers back; in backward both again. The ranks bring
     unequal numbers of tokens."""
-    for sent, out, back in crews.call(CASES + "counted", n, args=(None,)):
+    for sent, out, back in crews.call(CASES + "counted", n, args=(None, amp)):
         assert sent == {"forward": {"all_to_all": (3, (n - 1) * 4 * 8 // n + out + back)},
                         "backward": {"all_to_all": (2, out + back)}}
 

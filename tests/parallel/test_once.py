@@ -75,12 +75,12 @@ def test_all_ranks_send_what_is_planned(n):
         assert counted == pytest.approx(paper, rel=1e-12) and counted > 0
 
 
-def test_answers_travel_in_the_dtype_of_products():
+def test_rows_and_answers_travel_in_the_dtype_of_products():
     """In autocast's 16 bits, though gates have 32, and so have the sums."""
     for rank, (found, tables) in enumerate(crews.call(CASES + "sent", 2, args=("bfloat16", 6))):
         (rows, chosen), back = tables[rank], tables[1 - rank][0][rank]
         out, asked = rows[1 - rank], chosen[1 - rank]
-        assert found["forward"] == (5, 4 * 8 + 4 * asked + 4 * asked + 6 * 4 * out + 6 * 2 * back)
+        assert found["forward"] == (5, 4 * 8 + 4 * asked + 4 * asked + 6 * 2 * out + 6 * 2 * back)
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])

@@ -34,6 +34,7 @@ from functools import partial
 import numpy as np
 
 from ...autodiff import ops
+from ...autodiff.autocast import lowered
 from ...autodiff.primitive import lower
 from ...backend import to, zeros_like
 from ...data.loader import share
@@ -118,7 +119,7 @@ class ExpertParallel(_Part):
         chosen, asked = mine.counts.sum(1), theirs.sum(1)
         row = np.empty(asked.sum(), np.int32)
         self.comm.all_to_all(row, mine.row, chosen, asked)
-        x = all_to_all(x[mine.tokens], self.comm, mine.rows, received, forth=self.dispatch)
+        x = all_to_all(lowered(x[mine.tokens]), self.comm, mine.rows, received, forth=self.dispatch)
         gates = all_to_all(ops.reshape(gates, (-1,))[mine.choices], self.comm, chosen, asked)
         order = by_experts(theirs)
         row = (row + np.repeat(received.cumsum() - received, asked))[order]
