@@ -36,7 +36,12 @@ class Combined(Optimizer):
     def own_shapes(self):
         return [shapes for o in self.optimizers for shapes in o.own_shapes()]
 
+    def check_step(self):
+        for o in self.optimizers:
+            o.check_step()
+
     def step(self, grad_scale=None, found_inf=None):
+        self.check_step()       # of all of them, before one has made its step
         for o in self.optimizers:
             o.step(grad_scale, found_inf)
 

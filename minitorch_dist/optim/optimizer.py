@@ -223,13 +223,9 @@ class Optimizer:
         Both are numbers, or float32 arrays of one element where the parameters are. A GPU is waited for, but for Adam's
         kernel.
         """
-        refuse_in_graph(f"{type(self).__name__}.step")
         if callable(grad_scale):
             raise TypeError(f"{type(self).__name__}.step takes no closure: forward and loss.backward() come before it")
-        for group in self.param_groups:     # which schedules write into
-            self._as_numbers(group)
-            if not holds(AT_LEAST_0[0], group["lr"], group):
-                self._check_groups([group])
+        self.check_step()
         begin = ledger.now() if ledger.open_ledgers else None
         self._follow_moved()
         for flat, state in zip(self.flats, self.state, strict=True):
@@ -244,6 +240,14 @@ class Optimizer:
                 wrote(flat.params, f"{type(self).__name__}.step")
         if begin is not None:
             ledger.span("compute", "optimizer", begin)
+
+    def check_step(self):
+        """Raise where no step may be made now; nothing has changed then."""
+        refuse_in_graph(f"{type(self).__name__}.step")
+        for group in self.param_groups:     # which schedules write into
+            self._as_numbers(group)
+            if not holds(AT_LEAST_0[0], group["lr"], group):
+                self._check_groups([group])
 
     def apply(self, grad_scale, found_inf):
         """Update all parameters, or none; their gradients lie in the flat buffers."""

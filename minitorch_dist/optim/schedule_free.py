@@ -57,9 +57,9 @@ class AdamWScheduleFree(Optimizer):
                                   "warmup": warmup})
         check_eps(self)
 
-    def step(self, grad_scale=None, found_inf=None):
+    def check_step(self):
         self._check_outside("step")
-        super().step(grad_scale, found_inf)
+        super().check_step()
 
     def update(self, p, g, state, group, step):
         d, v, t, root = state["z_minus_y"], state["exp_avg_sq"], self.scratch(p), self.scratch(p, 1)
