@@ -9,7 +9,7 @@ in a sum would pass.
 from ..backend import module_of, stream, to, to_device_of, xp
 from .primitive import lower
 from .tensor import Tensor
-from .transforms import jvp, vjp
+from .transforms import check_function, jvp, vjp
 from .tree import flatten
 
 
@@ -28,6 +28,7 @@ def check_grads(f, args, order=2, modes=("forward", "reverse"), step=1e-5, rtol=
 
     Raises GradientError at the first element that is off by more than atol + rtol·|expected|.
     """
+    check_function("check_grads", f, "f, args")
     name = name or getattr(f, "__name__", "function")
     args = [in_float64(a, copy=True) for a in args]
     rng = stream("check_grads", seed, order)

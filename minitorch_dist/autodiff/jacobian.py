@@ -94,4 +94,5 @@ def hessian(f, argnums=0):
 
 def hvp(f, x, v):
     """The Hessian of f at x times v, at the price of a few gradients, without the matrix. Source: Pearlmutter 1994."""
+    check_function("hvp", f, "f, x, v")
     return jvp(grad(f), (x,), (v,))[1]

@@ -40,7 +40,7 @@ from .ops.shape import Bundle
 from .primitive import LinearOp, Traced, lower, mode, state
 from .reverse import check_cotangent, check_stale, new_level, run
 from .tensor import Leaf
-from .transforms import _array, _outputs, apart
+from .transforms import _array, _outputs, apart, check_function
 from .tree import flatten
 from .writes import log, tick
 
@@ -273,6 +273,7 @@ def linearize(f, *primals):
 
     The function runs once; the program may then be called, and transposed, many times.
     """
+    check_function("linearize", f, "f, *primals")
     values, rebuild = flatten(primals)
     values = [_array(v, f"input {i}") for i, v in enumerate(values)]
     with new_level() as level, new_level() as tangent_level:
@@ -293,6 +294,7 @@ def linear_transpose(f, *examples):
 
     Raises TypeError, naming the op, where f is not linear.
     """
+    check_function("linear_transpose", f, "f, *examples")
     return trace_linear(f, *examples).transpose
 
 

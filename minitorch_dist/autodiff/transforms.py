@@ -23,11 +23,13 @@ def _array(value, what):
     return value
 
 
-def check_function(name, f):
-    """TypeError for what can't be called, in the place of the function that `name` makes another one of."""
+def check_function(name, f, call=None):
+    """TypeError for what can't be called, in the place of a function: the one that `name` makes another one of, or the
+    first of the arguments that `call` shows."""
     if not callable(f):
         more = "; of what is computed already, a loss, the gradients are loss.backward()'s" * (f.__class__ in TRACED)
-        raise TypeError(f"{name} takes a function and gives one, {name}(f)(x); got a {type(f).__name__}{more}")
+        wanted = f"first, {name}({call})" if call else f"and gives one, {name}(f)(x)"
+        raise TypeError(f"{name} takes a function {wanted}; got a {type(f).__name__}{more}")
 
 
 def positions(argnums, args):
@@ -85,6 +87,7 @@ def vjp(f, *primals):
     One reverse pass per call of pull, which may be called again. Raises
     ValueError for a cotangent of another shape or dtype than the output's.
     """
+    check_function("vjp", f, "f, *primals")
     values, rebuild = flatten(primals)
     values = [_array(v, f"input {i}") for i, v in enumerate(values)]
     with new_level() as level:
@@ -115,6 +118,7 @@ def jvp(f, primals, tangents):
 
     Raises ValueError for a tangent of another shape or dtype than its primal's.
     """
+    check_function("jvp", f, "f, primals, tangents")
     values, rebuild = flatten(tuple(primals))
     directions, _ = flatten(tuple(tangents))
     if len(values) != len(directions):

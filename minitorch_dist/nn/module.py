@@ -149,6 +149,11 @@ class Module:
             if self._hooks is None:
                 return self.forward(*inputs, **options)
             return self._forward_with_hooks(inputs, options)
+        except AttributeError as error:
+            if error.obj.__class__ in (list, tuple, int, float) and any(error.obj is given for given in inputs):
+                raise TypeError(f"{type(self).__name__} takes arrays and tensors; got a {type(error.obj).__name__}: "
+                                "make it one by mt.tensor, or numpy.array") from error
+            raise
         finally:
             state.path = outer
 

@@ -101,6 +101,17 @@ def test_what_is_no_function_is_told_at_once(make):
         make(mt.sum(w * w))
 
 
+@pytest.mark.parametrize("call, shown", [(mt.vjp, "f, *primals"), (mt.jvp, "f, primals, tangents"), (mt.hvp, "f, x, v"),
+                                         (mt.linearize, "f, *primals"), (mt.linear_transpose, "f, *examples"),
+                                         (mt.check_grads, "f, args")])
+def test_what_is_no_function_is_told_where_it_comes_first(call, shown):
+    x = np.ones(2)
+    args = {"jvp": ((x,), (x,)), "hvp": (x, x), "check_grads": ((x,),)}.get(call.__name__, (x,))
+    with pytest.raises(TypeError, match=re.escape(f"{call.__name__} takes a function first, {call.__name__}({shown}); "
+                                                  "got a ndarray")):
+        call(x, *args)
+
+
 def test_a_checkpoint_is_no_call():
     for x in (np.ones((2, 2)), mt.tensor([1.0, 2.0]), mt.tensor(1.0)):
         with pytest.raises(TypeError, match=r"checkpoint\(f\)\(x\), and not checkpoint\(f, x\)"):

@@ -430,3 +430,21 @@ def test_a_long_list_is_looked_at_when_it_has_grown(monkeypatch):
     module.seen.append(nn.Linear(2, 3))
     with pytest.raises(TypeError, match="seen is a list of modules"):
         list(module.parameters())
+
+
+@pytest.mark.parametrize("given, kind", [([[1.0, 2.0, 3.0]], "list"), ((1.0, 2.0, 3.0), "tuple"), (2.0, "float")])
+def test_a_layer_that_is_given_no_array_says_so(given, kind):
+    model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+    for call in (model, lambda x: nn.summary(model, x),
+                 lambda x: nn.functional_call(model, dict(model.named_parameters()), x)):
+        with pytest.raises(TypeError, match=rf"^Linear takes arrays and tensors; got a {kind}: .* mt\.tensor"):
+            call(given)
+
+
+def test_an_error_of_its_own_is_left_as_it_is():
+    class Broken(nn.Module):
+        def forward(self, x):
+            return [x].nothing
+
+    with pytest.raises(AttributeError, match="nothing"):
+        Broken()([1.0])
