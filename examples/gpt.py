@@ -205,7 +205,8 @@ def parse(argv):
     p.add_argument("--lr", type=float, help=f"learning rate (default: {ADDITION['lr']}; with --text {TEXT['lr']})")
     p.add_argument("--schedule", choices=list(optim.SCHEDULES), default="cosine", help="of the learning rate, after "
                    "the warmup, to a tenth; wsd: it stays, and falls over the last fifth")
-    p.add_argument("--warmup", type=int, default=100, help="steps over which the learning rate rises")
+    p.add_argument("--warmup", type=int, help="steps over which the learning rate rises (default: 100 or half of the "
+                   "run)")
     p.add_argument("--weight-decay", type=float, default=0.1, help="of matrices")
     p.add_argument("--clip", type=float, default=1.0, help="greatest global norm of the gradients")
     p.add_argument("--z-loss", type=float, default=0.0, help="weight of log² Σ exp(logits), say 1e-4: logits that "
@@ -297,8 +298,8 @@ def prepare(args, world):
     optimizer = OPTIMIZERS[args.optimizer](model, args)
     if args.compile and args.optimizer != "adafactor":
         mt.compile(optimizer)
-    warmup = min(args.warmup, args.steps // 2)
-    schedule = optim.LambdaLR(optimizer, optim.SCHEDULES[args.schedule](args.steps, warmup, final=0.1))
+    args.warmup = program.warmup(args.warmup, 100, args.steps)
+    schedule = optim.LambdaLR(optimizer, optim.SCHEDULES[args.schedule](args.steps, args.warmup, final=0.1))
     losses = partial(loss_sum, z_loss=args.z_loss)
     checks = Checks(args, world, model, args.steps, losses, seed=args.seed, amp=args.amp)
     settings = {name: value for name, value in vars(args).items() if name not in OUTSIDE} | {"data_crc32": task.crc32}

@@ -94,7 +94,7 @@ def parse(argv):
     p.add_argument("--dtype", choices=["float32", "float64"], default="float32", help="of all numbers")
     p.section("training")
     p.add_argument("--lr", type=float, default=3e-3, help="learning rate of AdamW, after a warmup, down to a tenth")
-    p.add_argument("--warmup", type=int, default=50, help="steps over which it rises")
+    p.add_argument("--warmup", type=int, help="steps over which it rises (default: 50, or half of the run)")
     p.add_argument("--clip", type=float, default=1.0, help="greatest global norm of the gradients")
     p.add_argument("--seed", type=int, default=0, help="of initial values, order and dropout")
     p.add_argument("--compile", action="store_true", help="run each block, and the optimizer, as fused kernels: "
@@ -272,8 +272,8 @@ def prepare(args, task, mesh):
     optimizer = optim.AdamW(training.decay_groups(parameters, 0.1), lr=args.lr, betas=(0.9, 0.99))
     if args.compile:
         mt.compile(optimizer)
-    return pipeline, loader, optimizer, optim.LambdaLR(
-        optimizer, optim.cosine(args.steps, min(args.warmup, args.steps // 2), final=0.1))
+    args.warmup = program.warmup(args.warmup, 50, args.steps)
+    return pipeline, loader, optimizer, optim.LambdaLR(optimizer, optim.cosine(args.steps, args.warmup, final=0.1))
 
 
 def step(args, number, batch, units, mesh, pipeline, optimizer):

@@ -215,6 +215,17 @@ def length(args, batches, default_epochs):
     return -(-steps // batches), steps
 
 
+def warmup(asked, usual, steps):
+    """Over how many of the steps the learning rate rises: as --warmup asks, else (None) the usual number, but no more
+    than half of the steps. ValueError where it would never have risen."""
+    if asked is None:
+        return min(usual, steps // 2)
+    if asked >= steps:
+        raise ValueError(f"--warmup {asked}: the run has {steps} steps, and the rate must have risen before the last: "
+                         f"take at most {steps - 1}")
+    return asked
+
+
 def take_device(name, world=None):
     """Make the device `name` current for this rank, and return its full name. Of "cuda" the ranks of a node take the
     node's GPUs in turn; there may be more ranks than GPUs. ValueError where there is no such device. Collective; None:

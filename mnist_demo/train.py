@@ -34,10 +34,11 @@ MODELS = {      # name -> constructor from the arguments and a dtype
     "transformer": lambda a, dtype: nn.ImageTransformer(a.pieces, dropout=a.dropout, dtype=dtype),
 }
 DEFAULTS = {    # what trains each model well; the batch size of None is the data set's
-    "mlp": {"optimizer": "sgd", "batch_size": None, "warmup": 0},
-    "cnn": {"optimizer": "adamw", "batch_size": 32, "warmup": 100},
-    "transformer": {"optimizer": "adamw", "batch_size": None, "warmup": 100},
+    "mlp": {"optimizer": "sgd", "batch_size": None},
+    "cnn": {"optimizer": "adamw", "batch_size": 32},
+    "transformer": {"optimizer": "adamw", "batch_size": None},
 }
+WARMUP = {"mlp": 0, "cnn": 100, "transformer": 100}
 OPTIMIZERS = {  # name -> (constructor from parameter groups and lr, default learning rate)
     "sgd": (lambda groups, lr: optim.SGD(groups, lr=lr, momentum=0.9), 0.05),
     "adam": (lambda groups, lr: optim.Adam(groups, lr=lr), 2e-3),
@@ -81,7 +82,8 @@ def parse(argv):
     p.add_argument("--weight-decay", type=float, default=0.0, help="of matrices; vectors are never decayed")
     p.add_argument("--schedule", choices=list(optim.SCHEDULES), default="cosine",
                    help="of the learning rate, after the warmup; wsd: it stays, and falls over the last fifth")
-    p.add_argument("--warmup", type=int, help="steps over which the learning rate rises (default: mlp 0, others 100)")
+    p.add_argument("--warmup", type=int, help="steps over which the learning rate rises (default: mlp 0, others 100 "
+                   "or half of the run)")
     p.add_argument("--clip", type=float, help="clip the gradients' global norm to this")
     p.add_spikes()
     p.add_argument("--dtype", choices=["float32", "float64"], help="default: float32; with --mine float64")
@@ -194,7 +196,8 @@ def prepare(args, world, plugged):
     optimizer = plugged.optimizer(groups, args.lr, args.optimizer) or OPTIMIZERS[args.optimizer][0](groups, args.lr)
     if args.compile and isinstance(optimizer, optim.Optimizer):
         mt.compile(optimizer)
-    schedule = optim.LambdaLR(optimizer, optim.SCHEDULES[args.schedule](steps, min(args.warmup, steps // 2)))
+    args.warmup = program.warmup(args.warmup, WARMUP[args.model], steps)
+    schedule = optim.LambdaLR(optimizer, optim.SCHEDULES[args.schedule](steps, args.warmup))
     scaler = optim.GradScaler(comm=world) if args.amp == "float16" else None
     checks = Checks(args, world, model, steps, plugged.loss_sum or loss_sum, seed=args.seed, amp=args.amp,
                     micro_shards=args.micro_shards)

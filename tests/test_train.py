@@ -202,7 +202,7 @@ def test_other_models_on_two_ranks(tmp_path, model):
              "--augment", "2", "--dtype", "float64"]
     (alone, first, _), (_, second, _) = (train(tmp_path, n, *flags) for n in (1, 2))
     assert max(abs(a["loss"] - b["loss"]) for a, b in zip(first, second, strict=True)) < 1e-9
-    assert alone["model"] == model and alone["optimizer"] == "adamw" and alone["warmup"] == 100
+    assert alone["model"] == model and alone["optimizer"] == "adamw" and alone["warmup"] == 4
 
 
 @pytest.mark.parametrize(("flags", "least"), [
