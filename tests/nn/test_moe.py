@@ -150,7 +150,7 @@ def test_dtypes_and_shapes_are_kept():
 @pytest.mark.parametrize("factor", [None, 1.0])
 def test_under_autocast_rows_are_kept_once_in_16_bits(monkeypatch, factor, amp, near):
     """Near float64's values and gradients, among them those of tokens that 3 experts' rows add up."""
-    wide, x = layer(size=16, experts=4, k=3, capacity_factor=factor, mlp="swiglu"), random(3).standard_normal((7, 9, 16))
+    wide, x = layer(size=16, k=3, capacity_factor=factor, mlp="swiglu"), random(3).standard_normal((7, 9, 16))
     model = copy.deepcopy(wide).to("float32")
     model.router.weight.data[:] = wide.router.weight.data[:] = np.round(8 * wide.router.weight.data) / 8
     x, u = np.round(8 * x) / 8, random(4).standard_normal((7, 9, 16))       # products that choose are exact in 16 bits
