@@ -1,7 +1,8 @@
-"""Compile every example of every kernel for the given compute capabilities, or the Variants of a pickle for 8.0 and
-9.0; prints a JSON line of facts for each.
+"""Compile examples of kernels, or the Variants of a pickle for 8.0 and 9.0; prints a JSON line of facts for each.
 
-A process of its own, because Triton either interprets or compiles: python -m tests.kernels.compile_all 75 90
+A process of its own, because Triton either interprets or compiles. Of Adam's first example, for 7.5 and for 9.0:
+
+    python -m tests.kernels.compile_all adam-0-sm75 adam-0-sm90
 """
 
 import json
@@ -14,6 +15,7 @@ from itertools import accumulate, pairwise
 
 from minitorch_dist.kernels import build, show, table
 
+NAME = re.compile(r"(\w+)-(\d+)-sm(\d+)")      # of a kernel, its example and a compute capability
 WATCHED = re.compile(r"\b(LDG|LDGSTS|STG|LDL|STL|HGMMA|HMMA)((?:\.\w+)*) ")
 WIDE = re.compile(r"\.(64|128)\b")         # of global memory: what is kept in local memory is one kind, however wide
 CODE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ +)?(\S+) ([^;]*);")
@@ -96,7 +98,7 @@ def examples(kernel, capability):
 
 
 if __name__ == "__main__":
-    if not sys.argv[1].isdecimal():
+    if not NAME.fullmatch(sys.argv[1]):
         with open(sys.argv[1], "rb") as file:
             variants = pickle.load(file)
         for machine in MACHINES:
@@ -104,15 +106,14 @@ if __name__ == "__main__":
             for facts in taken_apart([chosen(variant, machine) for variant in asked], machine):
                 print(json.dumps(facts))
         sys.exit()
-    for argument in map(int, sys.argv[1:]):
-        made = []
-        for one in table().values():
-            for index in examples(one, argument):
-                try:
-                    made.append(compiled(one, index, argument))
-                except Exception as error:
-                    print(json.dumps({"id": f"{one.name}-{index}-sm{argument}",
-                                      "error": f"{type(error).__name__}: {error}"}), flush=True)
-        more = taken_apart([cubin for _, cubin in made]) if argument == 90 else [{}] * len(made)
-        for one, other in zip(made, more, strict=True):
+    made = {}       # {capability: what compiled() has given}
+    for name in sys.argv[1:]:
+        kernel, number, machine = NAME.fullmatch(name).groups()
+        try:
+            made.setdefault(int(machine), []).append(compiled(table()[kernel], int(number), int(machine)))
+        except Exception as error:
+            print(json.dumps({"id": name, "error": f"{type(error).__name__}: {error}"}), flush=True)
+    for machine, found in made.items():
+        more = taken_apart([cubin for _, cubin in found]) if machine == 90 else [{}] * len(found)
+        for one, other in zip(found, more, strict=True):
             print(json.dumps(one[0] | other))

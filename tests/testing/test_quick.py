@@ -32,15 +32,15 @@ def pytest_configure(config):
 """
 
 
-def test_one_case_in_five_but_no_thorough_one():
-    names = [f"far/test_x.py::test_{test}[{case}]" for test in "ab" for case in "pqrstuv"]
+def test_one_case_in_ten_but_no_thorough_one():
+    names = [f"far/test_x.py::test_{test}[{case}]" for test in "ab" for case in "abcdefghijklm"]
     whole = ["nn/test_y.py::test_c[1]", "nn/test_y.py::test_c[2]", "far/test_x.py::test_d"]
     tests = [(name, False) for name in names + whole] + [("nn/test_y.py::test_e", True), ("test_z.py::test_f[1]", True)]
     kept = {name for name, _ in tests} - quick.left_out(tests)
-    assert kept == {*whole, *(f"far/test_x.py::test_{test}[{case}]" for test in "ab" for case in "pu")}
+    assert kept == {*whole, *(f"far/test_x.py::test_{test}[{case}]" for test in "ab" for case in "ak")}
 
 
-@pytest.mark.parametrize("flags, passed", [((), 36), (("--quick",), 5 + 15), (("--quick", "-k", "eleven"), 22)])
+@pytest.mark.parametrize("flags, passed", [((), 36), (("--quick",), 4 + 15), (("--quick", "-k", "eleven"), 22)])
 def test_what_pytest_runs(tmp_path, flags, passed):
     for folder in ("cheap", "dear"):
         (tmp_path / folder).mkdir()
@@ -52,5 +52,5 @@ def test_what_pytest_runs(tmp_path, flags, passed):
     assert re.search(rf"^{passed} passed", said, re.M), said
 
 
-def test_whole_folders_are_there():
-    assert all((quick.ROOT / folder).is_dir() for folder in quick.WHOLE)
+def test_what_is_run_whole_is_there():
+    assert all((quick.ROOT / place).exists() for place in quick.WHOLE)
