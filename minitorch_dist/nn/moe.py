@@ -221,27 +221,33 @@ def combine(y, routing):
     return ops.reshape(ops.sum(answers, 2), (math.prod(answers.shape[:2]), size))
 
 
-def balance_loss(logits, routing):
+def mean_of_tokens(x):
+    """The mean along the second axis; of arrays as well."""
+    return x.mean(1)
+
+
+def balance_loss(logits, routing, mean=mean_of_tokens):
     """E · Σ f·P over the E experts, the mean over groups: 1 when all are used alike. f is the share of tokens whose
     first choice an expert is, P its mean probability; the gradient goes through P. Of sigmoid scores `logits` are the
-    logarithms, and a probability is a score's share of their sum. Sources: Lepikhin, Fedus."""
+    logarithms, and a probability is a score's share of their sum. mean: of (groups, tokens, E) over all tokens of a
+    group, also those that other ranks have. Sources: Lepikhin, Fedus."""
     first = routing.expert[..., :1] == xp.arange(routing.experts, like=routing.expert)
-    share = first.mean(1).astype(lower(logits).dtype)
-    return routing.experts * ops.mean(ops.sum(ops.mean(ops.softmax(logits), 1) * share, -1))
+    share = lower(mean(first)).astype(lower(logits).dtype)
+    return routing.experts * ops.mean(ops.sum(mean(ops.softmax(logits)) * share, -1))
 
 
-def sequence_balance_loss(logits, k):
+def sequence_balance_loss(logits, k, mean=mean_of_tokens):
     """The mean over sequences of Σ f·P over the E experts, 1 when all are used alike in each.
 
     logits (sequences, tokens, E), or logarithms of sigmoid scores. f is E/k times the share of tokens for which an
-    expert is among the k best, without bias; P the mean of its share of the scores; the gradient goes through P.
-    Source: DeepSeek-V3, eq. 17-20.
+    expert is among the k best, without bias; P the mean of its share of the scores; the gradient goes through P. mean:
+    as balance_loss's. Source: DeepSeek-V3, eq. 17-20.
     """
     experts = logits.shape[-1]
     best = lower(ops.topk(lower(logits), k)[1])
     among = (best[..., None] == xp.arange(experts, like=best)).any(2)
-    share = (among.mean(1) * (experts / k)).astype(lower(logits).dtype)
-    return ops.mean(ops.sum(ops.mean(ops.softmax(logits), 1) * share, -1))
+    share = (lower(mean(among)) * (experts / k)).astype(lower(logits).dtype)
+    return ops.mean(ops.sum(mean(ops.softmax(logits)) * share, -1))
 
 
 def z_loss(logits):
@@ -318,6 +324,7 @@ class MoE(Module):
     """
 
     keeps_dtypes = True         # biases of 16 bits would stand still as soon as a step is below their rounding
+    positions = None        # who has other positions of the same sequences: has a mean(x), of all their x
 
     def __init__(self, size, hidden, experts, k=2, capacity_factor=1.25, group=None, balance=0.01, z=0.0,
                  dtype=xp.float32, std=0.02, mlp="gelu", shared=0, score="softmax", route_scale=1.0, nodes=None,
@@ -391,13 +398,16 @@ class MoE(Module):
     def _auxiliary(self, logits, routing, shape):
         if not math.prod(shape[:-1]):       # a rank without rows in an epoch's last batch: no mean, but a sum
             return ops.sum(logits)
-        logs = SCORES[self.score][1](logits)
-        aux = self.balance * balance_loss(logs, routing)
+        logs, mean, positions = SCORES[self.score][1](logits), mean_of_tokens, self.positions
+        if positions is not None:
+            def mean(x):
+                return positions.mean(mean_of_tokens(x))
+        aux = self.balance * balance_loss(logs, routing, mean)
         if self.z:      # in float16 it is inf from logits of 256 on, and 0 · inf is NaN
-            aux = aux + self.z * z_loss(logits)
+            aux = aux + self.z * (z_loss(logits) if positions is None else positions.mean(z_loss(logits)))
         if self.sequence_balance:
             sequences = ops.reshape(logs, (-1, shape[-2], logs.shape[-1]))
-            aux = aux + self.sequence_balance * sequence_balance_loss(sequences, self.k)
+            aux = aux + self.sequence_balance * sequence_balance_loss(sequences, self.k, mean)
         return aux
 
     def extra_repr(self):

@@ -14,7 +14,8 @@ from .same_model import broadcast
 
 def full_state_dict(model):
     """The state dict of the module inside on rank 0; {} on the others. Where parallelize_module has cut that, these are
-    its parts: tensor.full_state_dict has them together."""
+    its parts: tensor.full_state_dict has them together. (Experts that are cut over ranks with and without samples of
+    their own are whole on the first of these ranks' rank 0, and left out on other ones'.)"""
     _check(model, "full_state_dict")
     found = {}
     for unit in model.units:
@@ -26,7 +27,8 @@ def full_state_dict(model):
     if model.comm.rank:
         return {}
     return {name: found[name] if name in found else xp.array(to(lower(value), "cpu"))
-            for name, value in (*model.module.named_parameters(), *model.module.named_buffers())}
+            for name, value in (*model.module.named_parameters(), *model.module.named_buffers())
+            if name in found or model.grid_of(value).over is None}
 
 
 def load_full_state_dict(model, saved):

@@ -80,7 +80,7 @@ def replicated(model):
             if comm is not None:
                 groups.setdefault(comm, []).append((name if held is p else f"{name}, a piece", held))
             for comm in beside:
-                if p.leaf is None or p.leaf.part is None or p.leaf.part.comm is not comm:
+                if p.leaf is None or p.leaf.part is None or not {*comm.world_ranks} <= {*p.leaf.part.comm.world_ranks}:
                     groups.setdefault(comm, []).append((name, p))
     return list(groups.items())
 

@@ -142,7 +142,7 @@ def held_apart(module, comm, wrapper):
                              f"ranks that have samples, as with mesh['dp', {over.name!r}]")
         if own and over not in made:
             made[over] = comm.split(over.rank, name=f"{comm.name} but {over.name}")
-        apart |= {id(p): (made[over], over) for p in own}
+        apart |= {id(p): (made[over], m.comm) for p in own}
     return apart
 
 
@@ -155,6 +155,9 @@ def sources_of(module, comm, wrapper):
         if not m._parameters:
             raise ValueError(f"{wrapper}: exact mode can't be had of divided sequences, whose gradients are sums over "
                              "ranks inside a product: leave one of the two out")
+        if m.comm.size > len(over):
+            raise ValueError(f"{wrapper}: exact mode can't be had of experts over {m.comm.name!r}, some of which share "
+                             f"sequences: divide them over {m.divided_over.name!r} alone, or leave exact mode out")
         if set(over) <= set(ranks) and ranks[ranks.index(over[0]) // len(over) * len(over):][:len(over)] != over:
             raise ValueError(f"{wrapper}: exact mode adds up along a tree over the ranks {ranks}, in which "
                              f"{path or 'the module'} must be divided over neighbours, not over {over}: take "

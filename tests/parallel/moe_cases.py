@@ -153,7 +153,7 @@ WRONG = {
     "gates not renormalised": ("route", raw_gates), "gradient of gates cut": ("route", cut_gates),
     "second choices queue with the first": ("route", one_queue), "combined without weights": ("combine", unweighted),
     "capacity of the global batch": ("capacity_of", lambda tokens, *rest: CAPACITY(2 * tokens, *rest)),
-    "no auxiliary loss": ("balance_loss", lambda logits, routing: 0.0),
+    "no auxiliary loss": ("balance_loss", lambda logits, routing, mean: 0.0),
 }
 
 

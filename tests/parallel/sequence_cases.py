@@ -11,6 +11,7 @@ from minitorch_dist.parallel.check import check_grads_across
 from minitorch_dist.parallel.collectives import gather_from, scatter_to
 from minitorch_dist.parallel.experts import moe
 from minitorch_dist.parallel.positions import PartDropout
+from minitorch_dist.parallel.tensor import mixtures
 from minitorch_dist.parallel.tensor import sequence_parallel as sp
 from minitorch_dist.parallel.tensor import tensor_parallel as tp
 from tests.parallel import tensor_cases
@@ -106,9 +107,9 @@ def train_mixture(tp_size, ep_size=1, kind=True, stage=0):
 
 
 WRONG_MIXTURES = {
-    "each rank routes its part": (sp.WholeSequences, "forward", lambda self, x: self._modules[""](x)),
+    "each rank routes its part": (mixtures.SequenceParallelMoE, "forward", lambda self, x: self._modules[""](x)),
     "the cotangents of equal work are summed": (sp, "gather_from", sp_all_gather),
-    "the answers of equal work are summed": (sp.WholeSequences, "forward", lambda self, x: _summed(self, x)),
+    "the answers of equal work are summed": (mixtures.SequenceParallelMoE, "forward", lambda self, x: _summed(self, x)),
 }
 
 

@@ -7,6 +7,7 @@ from minitorch_dist import backend, comm, nn
 from minitorch_dist.autodiff.modes import saved_tensors_hooks
 from minitorch_dist.autodiff.writes import wrote
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard
+from minitorch_dist.parallel.tensor import mixtures
 from minitorch_dist.parallel.tensor import sequence_parallel as sp
 from minitorch_dist.parallel.tensor import tensor_parallel as tp
 from tests.device.fake_cupy import installed
@@ -185,7 +186,8 @@ def errors():
     attempt("a mixture alone", lambda: cut(nn.MoE(4, 4, 2), {"router": "sequence", "experts": "sequence"}))
     attempt("no mixture", lambda: cut(Own(), tp.plan_of(Own()) | {"extra": "whole sequences"}))
     attempt("whole without", lambda: cut(nn.Sequential(nn.MoE(4, 4, 2)), {"0": "whole sequences"}, False))
-    attempt("mixture's axes", lambda: sp.WholeSequences(nn.MoE(4, 4, 2), world)(np.zeros((3, 4), np.float32)))
+    attempt("mixture's axes",
+            lambda: mixtures.SequenceParallelMoE(nn.MoE(4, 4, 2), world)(np.zeros((3, 4), np.float32)))
     attempt("way", lambda: cut(gpt("tied"), {"norm": "sequence"}, False))
     attempt("kind", lambda: cut(gpt("tied"), None, "twice"))
     attempt("row", lambda: tp.RowParallelLinear(nn.Linear(4, 4), world, input_is_parallel=False,

@@ -73,17 +73,23 @@ def update(model, speed=0.001, comm=None):
     layers = _counting(model)
     if not layers:
         return Loads()
-    paths = list(layers.values())
-    counted = xp.concatenate([to_device_of(m.load, m.expert_bias) for m in layers])
     comm = _sharing_a_batch(model) if comm is None else comm
-    comm.all_reduce(counted, what=f"loads of {len(paths)} mixtures, {paths[0]} to {paths[-1]}, and speed {speed}")
-    host, loads, end = to(counted, "cpu"), Loads(), 0
-    for m, path in layers.items():
-        part = slice(end, end := end + len(m.load))
-        load, loads[path] = counted[part], host[part]
-        m.expert_bias += speed * xp.sign(load.sum() - len(load) * load).astype(xp.float32)
-        m.load[...] = 0
-    return loads
+    groups, loads = {}, {}      # who has other positions of the same samples (tensor/mixtures.py), or None: its layers
+    for m in layers:
+        groups.setdefault(m.positions and m.positions.comm, []).append(m)
+    for positions, group in groups.items():
+        counted, end = xp.concatenate([to_device_of(m.load, m.expert_bias) for m in group]), 0
+        what = f"loads of {len(group)} mixtures, {layers[group[0]]} to {layers[group[-1]]}, and speed {speed}"
+        for over in (comm, positions):
+            if over is not None:
+                over.all_reduce(counted, what=what)
+        host = to(counted, "cpu")
+        for m in group:
+            part = slice(end, end := end + len(m.load))
+            load, loads[m] = counted[part], host[part]
+            m.expert_bias += speed * xp.sign(load.sum() - len(load) * load).astype(xp.float32)
+            m.load[...] = 0
+    return Loads({path: loads[m] for m, path in layers.items()})
 
 
 def _counting(model):

@@ -54,8 +54,9 @@ class ExpertParallel(_Part):
     """This rank's share of Experts: rows for all of them, (experts, rows, size) -> their answers, the same shape; or,
     with `counts` of each one's rows, (all rows, size) -> the same.
 
-    divided_over    the Communicator over whose ranks experts AND samples are divided: DistributedDataParallel and
-                    fully_shard ask for it
+    comm            the Communicator over whose ranks experts are divided
+    divided_over    that of those of them that have samples of their own: DistributedDataParallel and fully_shard ask
+                    for it. All, but for ranks that share sequences (tensor/mixtures.py)
     summed          whether somebody sums the gradients: these set it, and whoever does it otherwise has to
     sources         exact mode's Sources: rows of each rank are multiplied by themselves
     dispatch        the Blocks in which rows come to the experts, and gradients of answers; None: as they are
@@ -73,6 +74,12 @@ class ExpertParallel(_Part):
         self._take(experts, comm, False, **dict.fromkeys(experts._parameters, (0, rows)))
         self.mlp, self.divided_over, self.summed, self.sources = experts.mlp, comm, False, None
         self.dispatch, self.once = None, False
+
+    def share_sequences(self, positions):
+        """Ranks of this Communicator, among those that share the experts, have positions of the same samples: only the
+        others have samples of their own. Collective."""
+        names = [name for name in self.comm.name.split(",") if name not in positions.name.split(",")]
+        self.divided_over = self.comm.split(positions.rank, name=",".join(names) or self.comm.name)
 
     @by_position
     def forward(self, x, counts=None, expert=None, gates=None):

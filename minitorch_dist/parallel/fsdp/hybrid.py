@@ -171,8 +171,10 @@ def grid_of_share(grid, same, over):
     """
     shards = same if grid.replicas is None else \
         grid.shards.split(over.rank, name=f"{grid.shards.name} but {over.name}")
-    everybodys = grid.everyone.all_gather_object([list(comm.world_ranks) for comm in (over, same, shards)])
-    ranks, size, first = grid.everyone.world_ranks, len(everybodys[0][2]), everybodys[0][0]
+    ranks = grid.everyone.world_ranks       # of over's, those without samples of their own are not among them
+    everybodys = grid.everyone.all_gather_object([[rank for rank in comm.world_ranks if rank in ranks]
+                                                  for comm in (over, same, shards)])
+    size, first = len(everybodys[0][2]), everybodys[0][0]
     for rank, (others, alike, own) in zip(ranks, everybodys, strict=True):
         wanted = neighbours(alike, alike.index(rank), size)
         if own != wanted or len(own) != size or (rank == alike[0]) != (rank in first) or first[0] != ranks[0]:

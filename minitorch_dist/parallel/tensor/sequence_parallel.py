@@ -14,7 +14,8 @@ those activations. What is sent are the same bytes, for a ring's all-reduce is a
 
 The parameters between are still the same on all ranks, but each rank sees its positions alone: they go in through
 copy_to, whose transpose sums their gradients over the ranks. Sequences are (batch, time, dim), cut along time. A
-mixture of experts routes whole sequences: they are gathered before it, and the ranks all do the same work there.
+mixture of experts routes whole sequences: they are gathered before it, and the ranks all do the same work there; or, if
+these ranks share the experts too, each routes its own positions (mixtures.py).
 Where context_parallel divides the sequences over other ranks, "whole" is a rank's part of them (parallel/positions.py).
 Source: Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models".
 """
@@ -36,7 +37,7 @@ from ...nn.moe import MoE
 from ...nn.multi_token import MultiTokenPrediction
 from ...nn.norm import BatchNorm
 from ...nn.transformer import GPT, Embedding, FeedForward, TransformerBlock
-from ..collectives import all_gather, copy_to, gather_from, reduce_scatter, scatter_to
+from ..collectives import all_gather, copy_to, reduce_scatter, scatter_to
 from ..context.context import Context
 from ..positions import TIME, check_axes, check_dropout, check_length, is_known, of_part
 
@@ -137,14 +138,15 @@ class SequenceParallel(Module):
         return self._modules[""]
 
     def forward(self, *inputs):
-        with _summed(self.module, self.comm):
+        with summed(self.module, self.comm):
             return self.module(*inputs)
 
 
 @contextmanager
-def _summed(module, comm):
-    """Inside, the module's parameters are copy_to of themselves."""
-    own = [(owner, name, p) for owner in module.modules() for name, p in owner._parameters.items() if p is not None]
+def summed(module, comm, but=None):
+    """Inside, the module's parameters, but for those of the module `but` in it, are copy_to of themselves."""
+    own = [(owner, name, p) for owner in module.modules() if owner is not but
+           for name, p in owner._parameters.items() if p is not None]
     try:
         for owner, name, p in own:
             object.__setattr__(owner, name, copy_to(p, comm))
@@ -186,25 +188,6 @@ def dropouts_on_part(module, comm):
     for m in module.modules():
         if isinstance(m, Dropout) and is_known(m):
             of_part(m, comm=comm)
-
-
-class WholeSequences(Module):
-    """A MoE between the parts: (batch, time/t, dim) -> (y of the same shape, the auxiliary loss on all ranks).
-
-    Whole sequences are routed, as in one process. Each rank does all of that work and keeps all that the MoE keeps for
-    backward, with "regather" too, just as without sequence parallelism; all have the same gradients, and nothing is
-    summed. The experts may be divided over an axis of their own (experts/moe.py). It adds nothing to the MoE's names.
-    """
-
-    def __init__(self, moe, comm):
-        super().__init__()
-        self.add_module("", moe)
-        self.comm = comm
-
-    def forward(self, x):
-        check_axes("WholeSequences", x)
-        y, aux = self._modules[""](gather_from(x, self.comm, TIME))
-        return scatter_to(y, self.comm, TIME), aux
 
 
 # ---------------------------------------------------------------- plans

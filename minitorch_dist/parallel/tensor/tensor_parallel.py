@@ -42,7 +42,7 @@ from ..fsdp.fully_sharded import FullySharded
 from ..full_state import full_state_dict as pieces_together
 from ..same_model import agreed
 from ..wrapping import check_not_annotated
-from . import between, plans
+from . import between, mixtures, plans
 from . import sequence_parallel as sequences
 from .collective_matmul import all_gather_matmul, matmul_reduce_scatter
 from .parts import Part
@@ -291,7 +291,7 @@ WAYS = {
     "vocabulary, not gathered": (Embedding, functools.partial(VocabParallelEmbedding, gather_output=False)),
     "experts": (MoE, _experts),     # over an axis of their own; see experts/moe.py
     sequences.WAY: (Module, lambda module, comm, **_: sequences.on_part(module, comm)),
-    sequences.WHOLE: (MoE, lambda moe, comm, **_: sequences.WholeSequences(moe, comm)),
+    sequences.WHOLE: (MoE, lambda moe, comm, **_: mixtures.SequenceParallelMoE(moe, comm)),
 }
 
 
@@ -351,6 +351,7 @@ def parallelize_module(module, comm, plan, sequence_parallel=False, tp_comm_over
         chosen = {path: way for path, way in chosen.items() if path not in dropouts}
         if sequence_parallel:
             sequences.check_plan({path: m for path, m in modules.items() if path not in dropouts}, chosen)
+        mixtures.check(module, chosen, comm)
         plans.check_separate(modules, chosen)
         return (chosen, dropouts), plans.described(module, comm, chosen, sequence_parallel=sequence_parallel,
                                        tp_comm_overlap=tp_comm_overlap)
@@ -369,6 +370,7 @@ def parallelize_module(module, comm, plan, sequence_parallel=False, tp_comm_over
                 setattr(modules[path], name, value)
     for path, (column, passed) in dropouts.items() if comm.size > 1 else ():
         between.tell(modules[path], made[column], passed)
+    mixtures.route_own(module)
     between.watch([m for m in module.modules() if isinstance(m, RowParallelLinear) and m.comm.size > 1],
                   [(name, p) for name, p in module.named_parameters() if p.leaf is not None and p.leaf.part is None])
     return module
@@ -399,6 +401,8 @@ def full_state_dict(model):
         for theirs, values in comm.all_gather_object((indices, state[name])):
             whole[(slice(None),) * axis + (theirs,)] = values
         state[name] = whole
+    for name, comm in mixtures.collected(model).items() if state else ():      # where all experts are, on one rank
+        state[name] = comm.broadcast_object(state.get(name))
     return state
 
 

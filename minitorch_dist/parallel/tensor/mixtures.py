@@ -1,0 +1,115 @@
+"""A mixture of experts where ranks share the sequences (sequence_parallel.py): they route whole ones, or their parts.
+
+    experts over mesh["ep"]             x_r ── all-gather ── route, experts of all positions ── this rank's part of y
+
+        The t ranks do the same work, and have the same gradients.
+
+    experts over mesh["ep", "tp"]       x_r ── route ── all-to-all ── experts ── all-to-all ── y_r
+
+        No work is done twice, and no sequence gathered: rows go from the rank that has the position to the one that has
+        the expert. A rank holds 1/t of the experts that it would hold otherwise.
+
+What a token gets must then depend on no other token: no capacity. What the auxiliary loss is made of are means over
+tokens, which are those over all ranks' positions: a few numbers per expert are summed. So are gradients of the router
+and of shared experts.
+
+    mesh = comm.DeviceMesh(dp=-1, ep=2, tp=2)
+    parallelize_module(model, mesh["tp"], plan_of(model), sequence_parallel=True)
+    parallelize_module(model, mesh["ep", "tp"], moe.plan_of(model))         # in any order
+    model = DistributedDataParallel(model, mesh["dp", "ep"])                # who has samples of its own
+
+Source: Liu et al. 2025, "MoE parallel folding: heterogeneous parallelism mappings for efficient large-scale MoE model
+training with Megatron Core".
+"""
+
+from ...backend import is_whole
+from ...nn.module import Module
+from ...nn.moe import MoE
+from ..collectives import gather_from, reduce_from, scatter_to
+from ..fsdp.fully_sharded import FullySharded
+from ..positions import TIME, check_axes
+from .plans import meet
+from .sequence_parallel import WHOLE, summed
+
+
+class SequenceParallelMoE(Module):
+    """A MoE between the parts: (batch, time/t, dim) -> (y of the same shape, the auxiliary loss on all ranks).
+
+    Whole sequences are routed, as in one process. Each rank does all of that work and keeps all that the MoE keeps for
+    backward, with "regather" too, just as without sequence parallelism; all have the same gradients, and nothing is
+    summed. With `own` each rank routes its own positions. It adds nothing to the MoE's names.
+    """
+
+    def __init__(self, moe, comm):
+        super().__init__()
+        self.add_module("", moe)
+        self.comm, self.own = comm, False
+
+    @property
+    def moe(self):
+        """The wrapped MoE."""
+        return self._modules[""]
+
+    def forward(self, x):
+        check_axes("SequenceParallelMoE", x)
+        if self.own:
+            with summed(self.moe, self.comm, but=self.moe.experts):
+                return self.moe(x)
+        y, aux = self.moe(gather_from(x, self.comm, TIME))
+        return scatter_to(y, self.comm, TIME), aux
+
+
+class Positions:
+    """The ranks that have positions of the same sequences, for means over them all; see nn.MoE."""
+
+    def __init__(self, comm):
+        self.comm = comm
+
+    def mean(self, x):
+        """Of all ranks' x, the same on all of them: backward hands each its share of the one cotangent."""
+        return reduce_from(x, self.comm) / self.comm.size
+
+
+def check(model, chosen, comm):
+    """ValueError where a mixture's experts are to be divided over ranks that share its sequences, by a plan's call
+    (chosen: {path: way}, over comm) or before, and these ranks can't route their own positions."""
+    sharing = {id(m.moe): m.comm for m in model.modules() if isinstance(m, SequenceParallelMoE)}
+    for path, m in model.named_modules():
+        if not isinstance(m, MoE):
+            continue
+        positions = sharing.get(id(m), comm if chosen.get(path) == WHOLE else None)
+        experts = comm if chosen.get(path) == "experts" else getattr(m.experts, "comm", None)
+        if positions is None or experts is None or not meet(positions, experts):
+            continue
+        what = f"parallelize_module: {path}: ranks of {experts.name!r}, which divide the experts,"
+        if strangers := sorted(set(positions.world_ranks) - set(experts.world_ranks)):
+            raise ValueError(f"{what} share sequences with {strangers}, which don't: divide the experts over all of "
+                             f'{positions.name!r}, as in mesh["ep", "{positions.name}"], or over none of them')
+        instead = f"over ranks with samples of their own, not {positions.name!r} too"
+        if m.capacity_factor is not None:
+            raise ValueError(f"{what} share its sequences, and capacity_factor={m.capacity_factor}: who finds a place "
+                             "depends on tokens that other ranks have: take capacity_factor=None, or divide the "
+                             f"experts {instead}")
+        if is_whole(m.group) and m.balance:
+            raise ValueError(f"{what} share its sequences, and balance={m.balance} is of groups of {m.group} tokens, "
+                             'of which other ranks have some: take group="sequence" or None, or divide the experts '
+                             f"{instead}")
+
+
+def route_own(model):
+    """Let ranks that share a mixture's sequences, and its experts as well, route their own positions from now on.
+    Collective over the ranks of both."""
+    for m in [m for m in model.modules() if isinstance(m, SequenceParallelMoE) and not m.own]:
+        if hasattr(m.moe.experts, "comm") and meet(m.comm, m.moe.experts.comm):
+            m.own, m.moe.positions = True, Positions(m.comm)
+            m.moe.experts.share_sequences(m.comm)
+
+
+def collected(model):
+    """{name of an expert's parameter: the Communicator of those that share its sequences}, of a fully_shard model whose
+    full_state_dict has it on the first of these alone: ranks with samples of their own have other experts."""
+    if not isinstance(model, FullySharded):
+        return {}
+    own = [(path, m) for path, m in model.named_modules() if isinstance(m, SequenceParallelMoE) and m.own]
+    return {f"{path}.experts.{name}": m.comm for path, m in own for name, p in m.moe.experts.named_parameters()
+            if model.grid_of(p).over is not None}
