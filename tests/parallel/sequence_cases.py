@@ -108,7 +108,7 @@ def train_mixture(tp_size, ep_size=1, kind=True, stage=0):
 
 WRONG_MIXTURES = {
     "each rank routes its part": (mixtures.SequenceParallelMoE, "forward", lambda self, x: self._modules[""](x)),
-    "the cotangents of equal work are summed": (sp, "gather_from", sp_all_gather),
+    "the cotangents of equal work are summed": (mixtures, "gather_from", sp_all_gather),
     "the answers of equal work are summed": (mixtures.SequenceParallelMoE, "forward", lambda self, x: _summed(self, x)),
 }
 
