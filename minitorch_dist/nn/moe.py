@@ -398,13 +398,15 @@ class MoE(Module):
     def _auxiliary(self, logits, routing, shape):
         if not math.prod(shape[:-1]):       # a rank without rows in an epoch's last batch: no mean, but a sum
             return ops.sum(logits)
-        logs, mean, positions = SCORES[self.score][1](logits), mean_of_tokens, self.positions
-        if positions is not None:
-            def mean(x):
-                return positions.mean(mean_of_tokens(x))
-        aux = self.balance * balance_loss(logs, routing, mean)
+        logs = SCORES[self.score][1](logits)
+        over_all = (lambda mean: mean) if self.positions is None else self.positions.mean
+
+        def mean(x):
+            return over_all(mean_of_tokens(x))
+        # What has no weight needs nothing of other ranks.
+        aux = self.balance * balance_loss(logs, routing, mean if self.balance else mean_of_tokens)
         if self.z:      # in float16 it is inf from logits of 256 on, and 0 · inf is NaN
-            aux = aux + self.z * (z_loss(logits) if positions is None else positions.mean(z_loss(logits)))
+            aux = aux + self.z * over_all(z_loss(logits))
         if self.sequence_balance:
             sequences = ops.reshape(logs, (-1, shape[-2], logs.shape[-1]))
             aux = aux + self.sequence_balance * sequence_balance_loss(sequences, self.k, mean)

@@ -139,11 +139,18 @@ def held_apart(module, comm, wrapper):
         if strangers := sorted(set(over.world_ranks) - set(comm.world_ranks)):
             raise ValueError(f"{wrapper}: {path or 'the module'} is divided over the ranks of {over.name!r}, which "
                              f"have samples of their own, and {comm.name!r} lacks {strangers} of them: wrap it for all "
-                             f"ranks that have samples, as with mesh['dp', {over.name!r}]")
+                             f"ranks that have samples, as with mesh['dp', {axes_of(over)}]. (Of experts: ranks that "
+                             "share matrices have the same samples, and can share experts where they share sequences, "
+                             "too: sequence_parallel=True)")
         if own and over not in made:
             made[over] = comm.split(over.rank, name=f"{comm.name} but {over.name}")
         apart |= {id(p): (made[over], m.comm) for p in own}
     return apart
+
+
+def axes_of(comm):
+    """The names of a Communicator's axes, as a mesh takes them."""
+    return ", ".join(map(repr, comm.name.split(",")))
 
 
 def sources_of(module, comm, wrapper):
@@ -161,7 +168,7 @@ def sources_of(module, comm, wrapper):
         if set(over) <= set(ranks) and ranks[ranks.index(over[0]) // len(over) * len(over):][:len(over)] != over:
             raise ValueError(f"{wrapper}: exact mode adds up along a tree over the ranks {ranks}, in which "
                              f"{path or 'the module'} must be divided over neighbours, not over {over}: take "
-                             f"mesh['dp', {m.divided_over.name!r}], the samples of neighbours along the last axis")
+                             f"mesh['dp', {axes_of(m.divided_over)}], the samples of neighbours along the last axis")
         found.append((m, Sources(m)))
     return found
 
@@ -175,7 +182,8 @@ def check_summed(module, y):
         raise RuntimeError(f"{name}: the ranks of {over!r} have samples, or parts of them, of their own, and nobody "
                            "sums the gradients of what they hold alike: wrap the whole model in Distributed"
                            "DataParallel(model, comm), or fully_shard it, over all ranks that have samples, as "
-                           f"mesh['dp', {over!r}]; where that is done otherwise, set summed = True of its {name}")
+                           f"mesh['dp', {axes_of(module.divided_over)}]; where that is done otherwise, set summed = "
+                           f"True of its {name}")
 
 
 def check_rows(model, batch, rows, world):
