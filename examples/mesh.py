@@ -45,7 +45,8 @@ SIZES = {"layers": (4, "blocks"), "heads": (4, "attention heads"), "dim": (64, "
          "length": (8, "characters that the model sees"), "batch_size": (128, "samples per step, over all ranks"),
          "steps": (600, "optimizer steps")}
 ALIASES = {"dim": ["--width"], "length": ["--sequence-length"], "batch_size": ["--batch"]}       # as plan calls them
-CUTS = ("zero", "schedule", "chunks", "micro_batches", "cp_by", "sequence_parallel", "compile")
+CUTS = ("zero", "schedule", "chunks", "micro_batches", "cp_by", "sequence_parallel", "experts_over_tp",
+        "compile")
 HELD = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer"}
 NOTE = ("counted: with norms for clipping, and the whole batch's tokens; on paper: as if each token were a target, and "
         "nothing overlapped")
@@ -76,6 +77,8 @@ def parse(argv):
     p.add_argument("--dispatch-once", action="store_true", help="a token goes to a rank once, however many of its "
                    "experts are there; with --no-capacity")
     p.add_argument("--sequence-parallel", action="store_true", help="tp divides what lies between its matrices, too")
+    p.add_argument("--experts-over-tp", action="store_true", help="tp's ranks divide experts, too, and route their own "
+                   "positions; with --sequence-parallel and --no-capacity")
     p.section("task and model")
     p.add_argument("--text", help="a UTF-8 file to learn (default: addition problems)")
     p.add_argument("--family", choices=list(FAMILIES), default="gpt", help="see gpt.py")
@@ -186,8 +189,9 @@ def pipeline_of(args, task, mesh):
     model, replicas = network(args, task), mesh[REPLICAS]
     if args.tp > 1:
         parallelize_module(model, mesh["tp"], plan_of(model), args.sequence_parallel)
-    if args.ep > 1:
-        parallelize_module(model, mesh["ep"], moe.plan_of(model))
+    over = tuple(axis for axis, cut in (("ep", args.ep > 1), ("tp", args.experts_over_tp)) if cut)
+    if over:
+        parallelize_module(model, mesh[over], moe.plan_of(model))
     if args.dispatch_bits:
         moe.dispatch_in_few_bits(model, args.dispatch_bits)
     if args.dispatch_once:
@@ -221,7 +225,7 @@ def on_paper(args, task, mesh):
               time=task.inputs.shape[1], micro_batches=args.micro_batches, schedule=args.schedule,
               chunks=args.chunks if args.schedule == "interleaved" else 1, sequence_parallel=args.sequence_parallel,
               cp_by=args.cp_by, tiled_loss=True, dispatch_bits=args.dispatch_bits,
-              dispatch_once=args.dispatch_once)
+              dispatch_once=args.dispatch_once, experts_over_tp=args.experts_over_tp)
     return plan(job, DEVICES["H100"])
 
 
@@ -230,6 +234,7 @@ def counted(book):
     sent = dict.fromkeys(AXES, 0)
     for (name, _), n in book.bytes_sent.items():
         axis = name.split()[0]      # "pp tied": between stages that share a parameter
+        axis = "ep" if axis == "ep,tp" else axis        # experts over both
         sent[axis if axis in AXES else "dp"] += n       # "dp,cp,ep": gradients are summed over all of them
     held = {name: book.live[kind] for name, kind in HELD.items()}
     # A stage's input counts as a parameter while it is there.
@@ -256,7 +261,7 @@ def table(world, mesh, mine, paper):
             rows.append(["on paper", planned(paper.ranks[place])])
     cells = [heads, *([name, *(f"{values[column] / 1e3:,.1f}" for column in columns)] for name, values in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    alike = paper is not None and paper.job.ep > 1 and paper.job.model.capacity_factor is None
+    alike = paper is not None and paper.job.expert_ranks > 1 and paper.job.model.capacity_factor is None
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells] + (
         [] if paper is None else [NOTE + ALIKE * alike])
 

@@ -83,8 +83,12 @@ def prepare(job, module, mesh):
         tp.parallelize_module(module, mesh["tp"], ways_of(module), job["sequence_parallel"])
     if job["cp"] > 1:
         context_parallel(module, mesh["cp"], job["cp_by"])
-    if job["ep"] > 1:
-        tp.parallelize_module(module, mesh["ep"], moe.plan_of(module))
+    if job["ep"] > 1 or job["experts_over_tp"]:
+        over = ["ep"] * (job["ep"] > 1) + ["tp"] * job["experts_over_tp"]
+        tp.parallelize_module(module, mesh[over], moe.plan_of(module))
+        for m in module.modules():
+            if job["experts_over_tp"] and isinstance(m, nn.MoE):
+                m.balance = 0.01        # means over all positions, which is what is sent for it
     if job["dispatch_bits"]:
         moe.dispatch_in_few_bits(module, job["dispatch_bits"])
     adapt(job, module)
@@ -188,6 +192,7 @@ def step(job, folder=None):
     out = dict.fromkeys(("dp", "shard", "near", "tp", "cp", "ep"), 0)
     for (name, _), count in book.bytes_sent.items():     # gradients are summed over the product of several axes
         first = name.partition(" but ")[0]      # an axis's ranks with the same experts
+        first = "ep" if first == "ep,tp" else first
         out[first if first in out else "dp"] += count
     return held, dict(book.peak), out, sum(a.nbytes for run in optimizer.state for a in run.values())
 

@@ -225,6 +225,18 @@ def test_every_rank_of_tensor_parallelism_does_the_work_of_all_experts():
     assert half == (whole - mixtures) / 2 + mixtures
 
 
+def test_ranks_that_route_their_own_positions_share_all_work():
+    """Of 3 layers with two shared experts too; and each of 2 · 2 ranks holds a quarter of the experts."""
+    sizes = replace(SMALL, experts=4, shared_experts=2, capacity_factor=None)
+    jobs = [Job(sizes, tp=tp, ep=ep, batch=6, time=12, sequence_parallel=tp > 1, experts_over_tp=tp > 1)
+            for tp, ep in ((1, 1), (2, 1), (2, 2))]
+    whole, *others = (rank_of(job).flops for job in jobs)
+    assert others == [whole / 2, whole / 4]
+    each = 2 * 36 * 144
+    assert [sum(math.prod(p.shape) for part in job.parameters(job.stages_of(0)[0]) for p in part
+                if p.name.startswith("mlp.experts.")) for job in jobs] == [3 * n * each for n in (4, 2, 1)]
+
+
 @pytest.mark.parametrize("depth", [0, 2])
 def test_a_tiled_loss_costs_the_output_layer_s_products_once_more(depth):
     job = Job(replace(SMALL, predict=1 + depth), batch=5, time=11)

@@ -322,6 +322,10 @@ MISTAKES = {
     "--devices 8 --ep 8 --experts 8 --dispatch-once " + MODEL: "take all that choose them: give a GPT's sizes",
     "--devices 8 --experts 8 --no-capacity --dispatch-once " + MODEL: "--dispatch-once without divided experts",
     "--devices 8 --meshes --batch 8 --dispatch-once " + MODEL: "compares a step: leave --dispatch-once out",
+    "--devices 8 --tp 2 --experts-over-tp --no-capacity " + EXPERTS: "give --tp and --sequence-parallel, a GPT's sizes",
+    "--devices 8 --tp 2 --experts-over-tp --sequence-parallel " + EXPERTS: "--experts and --no-capacity",
+    "--devices 4 --ep 2 --tp 2 --experts-over-tp --sequence-parallel --no-capacity " + EXPERTS:
+        "ep=2 · tp=2 ranks can't share 6 experts",
     "--devices 8 --ep 8 --parameters 1e9 --dispatch-bits 8": "give a GPT's sizes, --experts and --ep",
     "--devices 1 --base-bits 4 " + MODEL: "--base-bits without adapters, which all else is frozen for: give",
     "--devices 1 --lora-targets *out " + MODEL: "--lora-targets without adapters",

@@ -14,6 +14,8 @@ from .plan_checks import job_of, rank_of, sent
 CASES = "tests.plan_cases:"
 TILED = {"tiled_loss": True}
 UNBOUND = {"experts": 4, "capacity_factor": None}
+OWN = {"tp": 2, "time": 10, "sequence_parallel": True, "experts_over_tp": True}
+CHOSEN = UNBOUND | {"top_k": 4}         # so that all are used alike
 NEAR = {"dp": 4, "stage": 3, "reshard_after_forward": 2}
 FEW, ONE = {"param_bits": 8, "reduce_bits": 4}, {"model": {"layers": 1}}
 RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
@@ -89,6 +91,12 @@ RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
     "experts, no capacity, ring": {"cp": 2, "time": 12, "model": UNBOUND | {"shared_experts": 1}},
     "experts, no capacity, sequences, checkpoints": {"tp": 2, "time": 10, "sequence_parallel": True,
                                                      "checkpointing": True, "model": UNBOUND} | TILED,
+    "experts over tensors": OWN | {"model": CHOSEN | {"shared_experts": 1, "group": "sequence"}},
+    "experts over tensors, 3, checkpoints": OWN | {"dp": 2, "stage": 3, "checkpointing": True, "micro_batches": 2,
+                                                   "model": CHOSEN},
+    "experts over tensors, divided twice": OWN | {"ep": 2, "micro_batches": 2, "model": CHOSEN | {"tied": False}},
+    "experts over tensors, 2, divided, gathered again": OWN | TILED | {
+        "ep": 2, "dp": 2, "stage": 2, "sequence_parallel": "regather", "model": CHOSEN | {"group": "sequence"}},
     "ring, sequences": {"cp": 2, "tp": 2, "time": 12, "sequence_parallel": True, "micro_batches": 2},
     "ring, sequences, checkpoints": {"cp": 2, "tp": 2, "time": 12, "sequence_parallel": True, "checkpointing": True},
     "ring, one head": {"cp": 2, "tp": 2, "time": 12, "sequence_parallel": True, "model": {"heads": 2}},
@@ -113,6 +121,7 @@ RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
 LLAMAS = ("3, accumulated", "3, one layer", "tensors, checkpoints", "sequences", "both", "ring, tensors",
           "experts, one each", "experts, 3, divided twice", "experts, shared", "experts, shared, 3, divided",
           "experts, tensors", "experts, sequences, checkpoints",
+          "experts over tensors", "experts over tensors, divided twice",
           "experts, no capacity, ring", "by tiles", "by tiles, sequences", "ring, sequences", "ring, one head",
           "ring, gathered again",
           "by tiles, tensors, checkpoints")

@@ -77,12 +77,15 @@ def elements(job, samples, window=None):
                   "of q latent": tokens * (q_rank or model.width * (not kept)) / inputs,
                   "up": tokens * model.heads * (sizes.nope_size + sizes.value_size) / tp}
     if model.experts:
+        if job.experts_over_tp:         # of the rank's own positions, as `row`
+            tokens /= tp
+            found |= {"seen": tokens * model.width}
         rows, chosen = model.rows(tokens, time), tokens * model.top_k
         groups, capacity = 1 if model.group is None else samples, model.capacity_factor is not None
         found |= {"group": groups, "together": tokens / groups, "expert": groups * model.experts,
                   "route": tokens * model.experts, "choice": chosen,
                   "chosen": chosen * model.width, "place": rows, "place width": rows * model.width,
-                  "nobody": capacity, "sorted": rows * (job.ep > 1 and not capacity),
+                  "nobody": capacity, "sorted": rows * (job.expert_ranks > 1 and not capacity),
                   "answers width": (rows + (job.ep == 1 and capacity)) * model.width, "place inner": rows * model.inner,
                   "shared inner": tokens * model.inner * model.shared_experts,
                   "shared answer": tokens * model.width * (model.shared_experts > 0)}

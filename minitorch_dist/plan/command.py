@@ -82,6 +82,8 @@ def add_command(commands):
                    "gradients: 8 or 4")
     p.add_argument("--dispatch-once", action="store_true", help="a token goes to a rank once, however many of its "
                    "experts are there; with --no-capacity")
+    p.add_argument("--experts-over-tp", action="store_true", help="tp's ranks divide experts, too, and route their own "
+                   "positions; with --sequence-parallel and --no-capacity")
     p.add_argument("--shared-experts", type=int, help="beside them, which every token goes through")
     p.section("ranks")
     p.add_argument("--dp", type=int, help="ranks that divide the samples (default: what the others leave)")
@@ -159,7 +161,7 @@ def plans_of(args):
               args.offload_optimizer, args.shard_over, args.state_bits, tiled_loss=args.tiled_loss,
               reshard_after_forward=args.reshard_after_forward, param_bits=args.param_bits,
               reduce_bits=args.reduce_bits, dispatch_bits=args.dispatch_bits, dispatch_once=args.dispatch_once,
-              **_lora(args))
+              experts_over_tp=args.experts_over_tp, **_lora(args))
     return [plan(replace(job, stage=stage), device) for stage in stages]
 
 
@@ -179,7 +181,7 @@ def every_of(args):
              "--shard-over": args.shard_over is not None, "--generate": args.generate is not None,
              **{f"--{_spelt(name)}": getattr(args, name) is not None
                 for name in ("reshard_after_forward", "param_bits", "reduce_bits", "dispatch_bits")},
-             "--dispatch-once": args.dispatch_once}
+             "--dispatch-once": args.dispatch_once, "--experts-over-tp": args.experts_over_tp}
     if any(given.values()):
         raise ValueError("--meshes tries all of them, with 1f1b, and compares a step: leave "
                          f"{' '.join(name for name, it in given.items() if it)} out")
@@ -319,7 +321,7 @@ def notes(job):
         four = [ALL_IN_4] * (job.frozen and job.frozen_bits == 4)
         return [UNKNOWN, *four, TIME, *[HOST] * job.offload_optimizer]
     return [f"{COUNTED} {ACTIVATIONS[job.precision]}",
-            *[ALIKE] * (job.model.capacity_factor is None and job.ep > 1), *[FROZEN] * job.frozen,
+            *[ALIKE] * (job.model.capacity_factor is None and job.expert_ranks > 1), *[FROZEN] * job.frozen,
             *[NOT_RUN] * (job.precision == "mixed"), TIME, *[HOST] * job.offload_optimizer]
 
 

@@ -47,6 +47,8 @@ class Job:
     dispatch_bits  of rows on their way to experts, and of their answers' gradients: 8 or 4 (parallel/experts/moe.py)
     dispatch_once  a token goes to each rank of experts once, of experts without a capacity (parallel/experts/once.py);
                    activations count as without
+    experts_over_tp  experts without a capacity are divided over tp's ranks as well, which share sequences, and route
+                   their own positions (parallel/tensor/mixtures.py)
     ValueError where it can't be done.
     """
 
@@ -79,6 +81,7 @@ class Job:
     reduce_bits: int | None = None
     dispatch_bits: int | None = None
     dispatch_once: bool = False
+    experts_over_tp: bool = False
 
     def __post_init__(self):
         for name in ("dp", "tp", "pp", "cp", "ep", "micro_batches", "batch", "time", "chunks"):
@@ -236,8 +239,9 @@ class Job:
                              "--cp, or take --cp-by ring")
 
     def _check_experts(self):
-        if self.ep > 1 and (not self.model.experts or self.model.experts % self.ep):
-            raise ValueError(f"ep={self.ep} ranks can't share {self.model.experts} experts equally: take a divisor of "
+        if self.expert_ranks > 1 and (not self.model.experts or self.model.experts % self.expert_ranks):
+            over = f"ep={self.ep}" + f" · tp={self.tp}" * self.experts_over_tp
+            raise ValueError(f"{over} ranks can't share {self.model.experts} experts equally: take a divisor of "
                              "--experts")
         if self.shards % self.ep and self.ep % self.shards:
             raise ValueError(f"--shard-over {self.shard_over} with ep={self.ep}: a copy's ranks must have all experts, "
@@ -274,6 +278,15 @@ class Job:
     def shards(self):
         """Of the replicas, those over which one copy is cut."""
         return self.replicas if self.shard_over is None else self.shard_over
+
+    @property
+    def expert_ranks(self):
+        """Those that divide the experts."""
+        return self.ep * self.tp if self.experts_over_tp else self.ep
+
+    def along(self, axis):
+        """How many ranks something is sent among along an axis: of ep those that divide experts, tp's too."""
+        return self.expert_ranks if axis == "ep" else getattr(self, axis)
 
     @property
     def expert_shards(self):
@@ -386,8 +399,8 @@ class Job:
         """[[Parameter]] of one of stages_of, in the order of the model: before, in and behind its blocks, and of each
         further depth."""
         numbers, first, last = stage
-        blocks = [self.model.block(self.tp, self.ep, self.model.window_of(i)) for i in numbers]
-        ahead = [self.model.further(k, self.tp, self.ep) for k in range(1, 1 + self.depth)]
+        blocks = [self.model.block(self.tp, self.expert_ranks, self.model.window_of(i)) for i in numbers]
+        ahead = [self.model.further(k, self.tp, self.expert_ranks) for k in range(1, 1 + self.depth)]
         return [parameters_of(named, self.adapters, self.sizes["parameter"]) for named in (
             self.model.embedding(self.tp) if first else [], *blocks,
             self.model.output(self.tp, self.copied) if last else [], *ahead)]

@@ -161,8 +161,8 @@ def rank_of(job, place):
         trained = [p.shape for stage in stages for part in job.parameters(stage) for p in part if p.trained]
         collectives, flops, size = data_parallel(job, pieces, len(trained)), flops_of(job, stages), stepped(trained)
         for each, where in ((job, stages), *((job.ahead(k), [ALONE]) for k in range(1, 1 + job.depth))):
-            collectives += [c for axis, sent in SENT_ALONG.items() if getattr(job, axis) > 1
-                            for c in sent(each, place, where)]
+            collectives += [c for axis, sent in SENT_ALONG.items() if job.along(axis) > 1
+                            for c in sent(each, place, where) if c.ranks > 1]
     parameters, gradients, optimizer = state(job, pieces)
     if not job.offload_optimizer:
         return Rank(parameters, gradients, optimizer, buffered, activations_kept, collectives, flops)
@@ -346,7 +346,8 @@ def flops_of(job, stages):
                 for k in range(1, 1 + job.depth))
     parted = any(step.kind == INPUT for row in job.steps for step in row)
     # What each rank of tp does, the same.
-    whole = ("mlp.router", "mlp.experts", "mlp.shared", *["attention.down"] * (not job.sequence_parallel))
+    whole = (*["mlp.router", "mlp.experts", "mlp.shared"] * (not job.experts_over_tp),
+             *["attention.down"] * (not job.sequence_parallel))
     tiles = job.tiled_loss * (1 + (parted and trained))
     found = last * (2 + trained + tiles) * job.model.output_flops(job.samples * time)
     for samples, times in Counter(job.pieces).items():
@@ -362,7 +363,7 @@ def adapters_flops(job, stages, forward):
     """Multiply-adds of a rank's adapters, per token. Before the model's first A nothing wants a gradient."""
     found = 3 * sum(map(prod, dict(job.adapter_matrices(stages)).get("head", ())))
     for count, window, flow in job.flows(stages):
-        for name, shape in job.model.block(job.tp, job.ep, window):
+        for name, shape in job.model.block(job.tp, job.expert_ranks, window):
             if (layer := name.removesuffix(".weight")) in job.adapters.layers and len(shape) == 2:
                 a, b = map(prod, job.adapters.matrices(shape))
                 parts = job.tp if layer == "attention.down" and job.sequence_parallel else 1

@@ -67,11 +67,16 @@ def check_messages(job):
     if job.dispatch_bits is not None:
         if job.dispatch_bits not in (4, 8):
             raise ValueError(f"--dispatch-bits {job.dispatch_bits}: take 8 or 4")
-        if job.ep == 1 or job.model.layers is None:
+        if job.expert_ranks == 1 or job.model.layers is None:
             raise ValueError(f"--dispatch-bits {job.dispatch_bits} without divided experts, to which rows could go: "
                              "give a GPT's sizes, --experts and --ep")
         dispatched_in(job.model.width, job.dispatch_bits)
-    if job.dispatch_once and (job.ep == 1 or job.model.layers is None or job.model.capacity_factor is not None):
+    model = job.model
+    if job.experts_over_tp and (job.tp == 1 or not job.sequence_parallel or model.layers is None or not model.experts
+                                or model.capacity_factor is not None):
+        raise ValueError("--experts-over-tp without ranks that share sequences, or without experts that take all that "
+                         "choose them: give --tp and --sequence-parallel, a GPT's sizes, --experts and --no-capacity")
+    if job.dispatch_once and (job.expert_ranks == 1 or model.layers is None or model.capacity_factor is not None):
         raise ValueError("--dispatch-once without divided experts that take all that choose them: give a GPT's sizes, "
                          "--experts, --no-capacity and --ep")
 
@@ -130,8 +135,9 @@ def tensor_parallel(job, place, stages):
     (parallel/tensor/heads.py).
     With sequence parallelism each becomes an all-gather and a reduce-scatter; with "regather" backward gathers the
     inputs of column-parallel matrices once more; experts take whole sequences, by an all-gather forward and one
-    backward. Gradients of norms and of row-parallel biases are summed, those of positions gathered (parallel/tensor/
-    sequence_parallel.py). Gradients of norms of queries and keys are summed in any case.
+    backward, or each rank's positions, for which gradients of the router and of shared experts are summed, and means
+    of the auxiliary loss. Gradients of norms and of row-parallel biases are summed, those of positions gathered
+    (parallel/tensor/sequence_parallel.py, mixtures.py). Gradients of norms of queries and keys are summed in any case.
     """
     blocks, first, last = sum(len(s[0]) for s in stages), any(s[1] for s in stages), any(s[2] for s in stages)
     m, tokens, adapters = job.micro_batches, _tokens(job), job.adapters
@@ -146,13 +152,15 @@ def tensor_parallel(job, place, stages):
         trained, gpt = adapters is None, job.model.family == "gpt"
         again = gathered_again(job, flows, last) if job.sequence_parallel == "regather" else 0
         vectors = (4 * blocks + forward // times + 2 * last if gpt else 2 * blocks + last) * trained
-        if job.model.experts:       # which take whole sequences, and give back this rank's part
+        if job.model.experts and not job.experts_over_tp:       # they take whole sequences, and give this rank's part
             taken += times * blocks
             left += sum(count * flow["mlp.experts"][1] for count, _, flow in flows)
         found = [("all_gather", nbytes, m * (taken + last + left + first * trained + again)),
                  ("reduce_scatter", nbytes, m * (forward + first + entered + last)),
                  ("all_reduce", job.model.width * gsize, m * vectors),
                  ("all_gather", job.time / job.cp * job.model.width * gsize, m * first * gpt * trained)]
+        if job.experts_over_tp:
+            found += own_positions(job, blocks, times)
     else:
         found = [("all_reduce", nbytes, m * (forward + first + entered + last))]
     if adapters is None:    # of norms that all heads share: of queries and keys, and of what states give
@@ -163,6 +171,16 @@ def tensor_parallel(job, place, stages):
     if of_latents:
         found += latents(job, of_latents)
     return [Collective("tp", job.tp, *what) for what in [*found, *[("all_reduce", 4 * tokens, 3 * m)] * last]]
+
+
+def own_positions(job, blocks, times):
+    """Of mixtures that route a rank's own positions; `times` forward. Of the balance loss how often each expert is
+    chosen first, float64, and its mean probability are means over all positions."""
+    model, m = job.model, job.micro_batches * blocks
+    uses = model.experts * (1 if model.group is None else job.samples / job.micro_batches)
+    weights = [shape for name, shape in model._mixture(job.expert_ranks) if not name.startswith("mlp.experts.")]
+    return [("all_reduce", 8 * uses, m * times), ("all_reduce", 4 * uses, m * times),
+            *[("all_reduce", prod(shape) * job.sizes["gradient"], m) for shape in weights if job.adapters is None]]
 
 
 def number_of(flows, names, weight=lambda *_: 1):
@@ -278,17 +296,18 @@ def expert_parallel(job, place, stages):
     row = job.model.width * job.sizes["parameter"]
     short = row if job.dispatch_bits is None else row_bytes(
         dispatched_in(job.model.width, job.dispatch_bits), job.model.width)
-    model, ahead, each = job.model, 8 * job.model.experts, 1
+    model, ahead, each, ranks = job.model, 8 * job.model.experts, 1, job.expert_ranks
     if job.dispatch_once:
-        ahead, each = ahead + 8 * job.ep, visits(model.experts, model.top_k, job.ep) / model.top_k
+        ahead, each = ahead + 8 * ranks, visits(model.experts, model.top_k, ranks) / model.top_k
     found = [("counts", ahead, forward * job.micro_batches)] * (model.capacity_factor is None)
     for samples, times in Counter(job.pieces).items():
-        rows = model.rows(samples * job.time, job.time)
+        rows = model.rows(samples * job.time, job.time) / (ranks / job.ep)     # of the rank's own positions
         found += [(what, each * rows * nbytes, (forward + back) * times)
                   for what, nbytes in (("to the experts", short), ("and back", row))]
         if job.dispatch_once:
             found += [("places", 4 * rows, forward * times), ("gates", 4 * rows, (forward + back) * times)]
-    return [Collective("ep", job.ep, "all_to_all", nbytes, count) for _, nbytes, count in found]
+    axis = "ep" if job.ep > 1 else "tp"
+    return [Collective(axis, ranks, "all_to_all", nbytes, count) for _, nbytes, count in found]
 
 
 SENT_ALONG = {"tp": tensor_parallel, "pp": pipeline_parallel, "cp": context_parallel, "ep": expert_parallel}

@@ -75,12 +75,6 @@ class ExpertParallel(_Part):
         self.mlp, self.divided_over, self.summed, self.sources = experts.mlp, comm, False, None
         self.dispatch, self.once = None, False
 
-    def share_sequences(self, positions):
-        """Ranks of this Communicator, among those that share the experts, have positions of the same samples: only the
-        others have samples of their own. Collective."""
-        names = [name for name in self.comm.name.split(",") if name not in positions.name.split(",")]
-        self.divided_over = self.comm.split(positions.rank, name=",".join(names) or self.comm.name)
-
     @by_position
     def forward(self, x, counts=None, expert=None, gates=None):
         if expert is not None:

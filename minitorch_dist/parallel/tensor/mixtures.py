@@ -99,10 +99,16 @@ def check(model, chosen, comm):
 def route_own(model):
     """Let ranks that share a mixture's sequences, and its experts as well, route their own positions from now on.
     Collective over the ranks of both."""
+    made = {}       # (who shares the sequences, who the experts): of these those with samples of their own
     for m in [m for m in model.modules() if isinstance(m, SequenceParallelMoE) and not m.own]:
-        if hasattr(m.moe.experts, "comm") and meet(m.comm, m.moe.experts.comm):
-            m.own, m.moe.positions = True, Positions(m.comm)
-            m.moe.experts.share_sequences(m.comm)
+        positions, experts = m.comm, m.moe.experts
+        if hasattr(experts, "comm") and meet(positions, experts.comm):
+            if (positions, experts.comm) not in made:
+                names = [name for name in experts.comm.name.split(",") if name not in positions.name.split(",")]
+                made[positions, experts.comm] = experts.comm.split(
+                    positions.rank, name=",".join(names) or experts.comm.name)
+            m.own, m.moe.positions = True, Positions(positions)
+            experts.divided_over = made[positions, experts.comm]
 
 
 def collected(model):
