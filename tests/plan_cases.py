@@ -43,8 +43,7 @@ def gpt(sizes):
                   window=sizes.window, qk_norm=sizes.qk_norm, sinks=sizes.sinks,
                   attention_dropout=0.1 if sizes.attention_dropout else 0.0, **family,
                   moe={"experts": sizes.experts, "k": sizes.top_k, "capacity_factor": sizes.capacity_factor,
-                       "shared": sizes.shared_experts, "group": sizes.group,
-                       "balance": 0.01 * (sizes.capacity_factor is not None)}
+                       "shared": sizes.shared_experts, "group": sizes.group}
                   if sizes.experts else None)
     return model if sizes.predict == 1 else nn.MultiTokenPrediction(model, sizes.predict - 1)
 
@@ -86,9 +85,6 @@ def prepare(job, module, mesh):
     if job["ep"] > 1 or job["experts_over_tp"]:
         over = ["ep"] * (job["ep"] > 1) + ["tp"] * job["experts_over_tp"]
         tp.parallelize_module(module, mesh[over], moe.plan_of(module))
-        for m in module.modules():
-            if job["experts_over_tp"] and isinstance(m, nn.MoE):
-                m.balance = 0.01        # means over all positions, which is what is sent for it
     if job["dispatch_bits"]:
         moe.dispatch_in_few_bits(module, job["dispatch_bits"])
     adapt(job, module)

@@ -53,6 +53,7 @@ def whole(tmp_path_factory):
     (4, ["--tp", "2", "--zero", "3", "--compile"]),
     (8, [*EXPERTS, "--ep", "2", "--tp", "2", "--sequence-parallel", "--zero", "3"]),
     (8, [*EXPERTS, "--ep", "2", "--tp", "2", "--pp", "2", "--schedule", "zb-h1"]),
+    (4, [*EXPERTS, *UNBOUND, "--cp", "2", "--ep", "2", "--zero", "1"]),
     (4, [*EXPERTS, *UNBOUND, "--ep", "2", "--tp", "2", "--sequence-parallel", "--experts-over-tp", "--zero", "3"]),
     (8, [*EXPERTS, *UNBOUND, "--ep", "2", "--tp", "2", "--pp", "2", "--sequence-parallel", "--experts-over-tp"]),
     (8, [*DROPPED, "--cp", "2", "--cp-by", "all_to_all", "--tp", "2", "--zero", "3"]),

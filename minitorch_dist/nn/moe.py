@@ -324,7 +324,7 @@ class MoE(Module):
     """
 
     keeps_dtypes = True         # biases of 16 bits would stand still as soon as a step is below their rounding
-    positions = None        # who has other positions of the same sequences: has a mean(x), of all their x
+    positions = None        # who has other positions of the same sequences (parallel/positions.py)
 
     def __init__(self, size, hidden, experts, k=2, capacity_factor=1.25, group=None, balance=0.01, z=0.0,
                  dtype=xp.float32, std=0.02, mlp="gelu", shared=0, score="softmax", route_scale=1.0, nodes=None,
@@ -353,11 +353,6 @@ class MoE(Module):
         if expert_bias:
             self.register_buffer("expert_bias", xp.zeros(experts, xp.float32))
             self.load = xp.zeros(experts, xp.int64)
-
-    @property
-    def by_token(self):
-        """Whether what it gives for a token, and adds to the loss, depends on no other token of the call."""
-        return self.capacity_factor is None and not self.balance and not self.sequence_balance
 
     @property
     def ends(self):
@@ -398,15 +393,15 @@ class MoE(Module):
     def _auxiliary(self, logits, routing, shape):
         if not math.prod(shape[:-1]):       # a rank without rows in an epoch's last batch: no mean, but a sum
             return ops.sum(logits)
-        logs = SCORES[self.score][1](logits)
-        over_all = (lambda mean: mean) if self.positions is None else self.positions.mean
-
-        def mean(x):
-            return over_all(mean_of_tokens(x))
+        logs, mean, positions = SCORES[self.score][1](logits), mean_of_tokens, self.positions
+        if positions is not None:
+            def mean(x):
+                return positions.mean(mean_of_tokens(x))
         # What has no weight needs nothing of other ranks.
         aux = self.balance * balance_loss(logs, routing, mean if self.balance else mean_of_tokens)
         if self.z:      # in float16 it is inf from logits of 256 on, and 0 · inf is NaN
-            aux = aux + self.z * over_all(z_loss(logits))
+            z = z_loss(logits)
+            aux = aux + self.z * (z if positions is None else positions.of_linear(z))
         if self.sequence_balance:
             sequences = ops.reshape(logs, (-1, shape[-2], logs.shape[-1]))
             aux = aux + self.sequence_balance * sequence_balance_loss(sequences, self.k, mean)

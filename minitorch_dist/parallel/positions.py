@@ -13,9 +13,10 @@ import numpy as np
 from .. import backend
 from ..autodiff import ops
 from ..autodiff.primitive import lower
-from ..backend import to_device_of
+from ..backend import is_whole, to_device_of
 from ..nn.decoding import by_position
 from ..nn.layers import Dropout
+from .collectives import copy_to, reduce_from
 
 TIME = HEADS = 1
 
@@ -33,6 +34,43 @@ def check_length(time, comm):
         shorter = f", or cut them to {time - time % n}" if time > n else ""
         raise ValueError(f"sequence parallel: {n} ranks can't share {time} positions equally: pad the sequences to "
                          f"{time + n - time % n}{shorter} (or what cut_sequence leaves of them)")
+
+
+class Positions:
+    """Who has other positions of the sequences that a mixture of experts routes, for means over them all (nn.MoE).
+
+    alike    the ranks that all have the loss of all positions (sequence parallelism); None: nobody
+    context  those that have each the loss of their own ones, of which the sum counts (context parallelism); None
+    """
+
+    alike = context = None
+
+    def mean(self, x):
+        """Of all ranks' x, the same on all of them."""
+        x = self.of_linear(x)
+        # What one of them makes of it, all the others' x have part in.
+        return x if self.context is None else copy_to(reduce_from(x, self.context), self.context) / self.context.size
+
+    def of_linear(self, x):
+        """The same of what a loss is linear in, where the sum over `context` counts: there each rank's own will do."""
+        return x if self.alike is None else reduce_from(x, self.alike) / self.alike.size
+
+
+def shared_by(moe, **ranks):
+    """Let a MoE's auxiliary loss be of all positions, with Positions' attributes by name."""
+    moe.positions = moe.positions or Positions()
+    vars(moe.positions).update(ranks)
+
+
+def check_routing(what, moe, instead):
+    """ValueError unless ranks that share sequences can route each their own positions of a MoE. what: whose ranks share
+    them; instead: what else to do."""
+    if moe.capacity_factor is not None:
+        raise ValueError(f"{what}, and capacity_factor={moe.capacity_factor}: who finds a place depends on tokens that "
+                         f"other ranks have: take capacity_factor=None, or {instead}")
+    if is_whole(moe.group) and moe.balance:
+        raise ValueError(f"{what}, and balance={moe.balance} is of groups of {moe.group} tokens, of which other ranks "
+                         f'have some: take group="sequence" or None, or {instead}')
 
 
 class PartDropout(Dropout):

@@ -174,13 +174,27 @@ def tensor_parallel(job, place, stages):
 
 
 def own_positions(job, blocks, times):
-    """Of mixtures that route a rank's own positions; `times` forward. Of the balance loss how often each expert is
-    chosen first, float64, and its mean probability are means over all positions."""
-    model, m = job.model, job.micro_batches * blocks
-    uses = model.experts * (1 if model.group is None else job.samples / job.micro_batches)
-    weights = [shape for name, shape in model._mixture(job.expert_ranks) if not name.startswith("mlp.experts.")]
-    return [("all_reduce", 8 * uses, m * times), ("all_reduce", 4 * uses, m * times),
-            *[("all_reduce", prod(shape) * job.sizes["gradient"], m) for shape in weights if job.adapters is None]]
+    """Of mixtures that route a rank's own positions; `times` forward."""
+    m = job.micro_batches * blocks
+    weights = [shape for name, shape in job.model._mixture(job.expert_ranks) if not name.startswith("mlp.experts.")]
+    return [("all_reduce", nbytes, m * times) for nbytes in means(job)] + [
+        ("all_reduce", prod(shape) * job.sizes["gradient"], m) for shape in weights if job.adapters is None]
+
+
+def means(job):
+    """Bytes of what the balance loss is made of, means over all positions of a group: how often each expert is chosen
+    first, float64, and its probability, float32."""
+    groups = 1 if job.model.group is None else job.samples / job.micro_batches
+    return 8 * groups * job.model.experts, 4 * groups * job.model.experts
+
+
+def means_of_experts(job, flows):
+    """The same along cp, where the probabilities' cotangents are summed as well."""
+    uses, probabilities = means(job)
+    forward = (1 + job.checkpointing) * sum(count for count, *_ in flows)
+    back = sum(count * (job.adapters is None or flow["mlp.router"][0] > 0) for count, _, flow in flows)
+    return [Collective("cp", job.cp, "all_reduce", nbytes, count * job.micro_batches)
+            for nbytes, count in ((uses, forward), (probabilities, forward + back))]
 
 
 def number_of(flows, names, weight=lambda *_: 1):
@@ -258,6 +272,8 @@ def context_parallel(job, place, stages):
     flows = job.flows(stages)
     of_keys, of_states = ([each for each in flows if (each[1] in STATES) == by_states] for by_states in (False, True))
     found = states(job, of_states) if of_states else []
+    if job.model.experts:
+        found += means_of_experts(job, flows)
     if job.cp_by == "ring":
         hops = sum(count * (1 + again + 2 * (flow["attention.values"][0] > 0)) * (
             steps(job.time // job.cp, job.cp, band_of(True, window), "zigzag") - 1)

@@ -32,7 +32,9 @@ SETTINGS = {        # GPT's arguments
     "latents dropped": {"positions": "rotary", "latent": {"kv_rank": 6, "q_rank": 5}, "attention_dropout": 0.3},
     "linear": {"window": ("linear", None), "dropout": 0.2, "qk_norm": True},
     "delta": {"window": ("delta", None), "dropout": 0.2, "qk_norm": True},
-    "mixture": {"dropout": 0.2, "moe": {"experts": 4, "capacity_factor": None, "balance": 0, "z": 0.1, "std": 0.3}},
+    "mixture": {"dropout": 0.2, "moe": {
+        "experts": 4, "capacity_factor": None, "group": "sequence", "balance": 0.3, "z": 0.1, "std": 0.3,
+        "sequence_balance": 0.2}},
 }
 
 

@@ -8,15 +8,16 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import checkpoints, comm, data, ledger, nn, optim, training
-from minitorch_dist.parallel import DistributedDataParallel, fully_shard
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard, positions
 from minitorch_dist.parallel.check import check_grads_across
+from minitorch_dist.parallel.context.context import context_parallel, cut_sequence
 from minitorch_dist.parallel.experts import expert_bias
 from minitorch_dist.parallel.experts import moe as ep
 from minitorch_dist.parallel.same_bits import check_same_bits
 from minitorch_dist.parallel.tensor import mixtures
 from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
-VOCABULARY, LENGTH, BATCH, STEPS, EXPERTS, DIM = 13, 6, 8, 5, 12, 12
+VOCABULARY, LENGTH, BATCH, STEPS, EXPERTS, DIM = 13, 12, 8, 5, 12, 12
 SETTINGS = {        # MoE's arguments
     "balanced": {"balance": 0.3, "z": 0.1, "group": "sequence"},
     "as DeepSeek-V3": {"balance": 0, "shared": 1, "mlp": "swiglu", "score": "sigmoid", "route_scale": 2.5, "k": 3,
@@ -51,19 +52,23 @@ def loss_sum(model, shard):
     return nn.cross_entropy(logits, shard.labels, reduction="sum") + shard.labels.size * aux
 
 
-def batches(world):
-    tokens = np.random.default_rng(8).integers(0, VOCABULARY, (40, LENGTH + 1))
-    loader = data.Loader(tokens[:, :-1], tokens[:, 1:], BATCH, seed=2, rank=world.rank, size=world.size)
-    return (batch for epoch in range(STEPS) for batch in loader.epoch(epoch))
+def batches(mesh):
+    """This rank's part of each."""
+    samples, tokens = mesh["dp", "ep"], np.random.default_rng(8).integers(0, VOCABULARY, (40, LENGTH + 1))
+    loader = data.Loader(tokens[:, :-1], tokens[:, 1:], BATCH, seed=2, rank=samples.rank, size=samples.size)
+    every = (batch for epoch in range(STEPS) for batch in loader.epoch(epoch))
+    return every if mesh["cp"].size == 1 else (cut_sequence(batch, mesh["cp"]) for batch in every)
 
 
 def train(setting, sizes=(), stage=0, optimizer="AdamW", how=(), goes_on=None, saves=None):
     """(losses, gradient norms, whole parameters, loads of the last step) after STEPS steps on the mesh of these sizes;
     {} for one process. how: cut's arguments; goes_on, saves: checkpoints that it begins with, and writes."""
-    mesh = comm.DeviceMesh(**{"dp": -1, "ep": 1, "tp": 1} | dict(sizes))
-    world, model = mesh["dp", "ep"], gpt(setting)
+    mesh = comm.DeviceMesh(**{"dp": -1, "cp": 1, "ep": 1, "tp": 1} | dict(sizes))
+    world, model = mesh["dp", "cp", "ep"], gpt(setting)
     if mesh.axes["tp"] > 1:
         cut(model, mesh, **dict(how))
+    if mesh.axes["cp"] > 1:
+        context_parallel(model, mesh["cp"])
     replica = fully_shard(model, world, stage=stage) if stage else DistributedDataParallel(
         model, world, bucket_cap_mb=0.002, first_bucket_mb=0.001)
     made = OPTIMIZERS[optimizer](list(replica.parameters()))
@@ -74,7 +79,7 @@ def train(setting, sizes=(), stage=0, optimizer="AdamW", how=(), goes_on=None, s
     def clip(model):
         norms.append(optim.clip_grad_norm_(model.parameters(), 0.5))
         return norms[-1]
-    for step, batch in zip(range(STEPS), batches(world), strict=False):
+    for step, batch in zip(range(STEPS), batches(mesh), strict=False):
         losses.append(training.train_step(replica, made, batch, loss_sum, world, seed=3, step=step, units=LENGTH,
                                           clip=clip)[0])
         loads = expert_bias.update(replica, speed=0.01)
@@ -88,7 +93,9 @@ def train(setting, sizes=(), stage=0, optimizer="AdamW", how=(), goes_on=None, s
 # ---------------------------------------------------------------- what must not be
 
 WRONG = {
-    "means of the rank's own positions": lambda: mock.patch.object(mixtures.Positions, "mean", lambda self, x: x),
+    "cotangents of means not summed": lambda: mock.patch.object(
+        positions, "copy_to", lambda x, comm: x),
+    "means of the rank's own positions": lambda: mock.patch.object(positions.Positions, "mean", lambda self, x: x),
     "the router's gradients not summed": lambda: mock.patch.object(
         mixtures, "summed", lambda *_, **__: contextlib.nullcontext()),
     "experts' gradients summed once more": lambda: mock.patch.object(
@@ -96,10 +103,10 @@ WRONG = {
 }
 
 
-def train_wrong(setting, sizes):
-    """{what is wrong: what train gives}."""
+def train_wrong(setting, sizes, which):
+    """{what is wrong: what train gives}; which: the numbers of some of WRONG."""
     found = {}
-    for name, wrong in WRONG.items():
+    for name, wrong in [list(WRONG.items())[i] for i in which]:
         with wrong(), mock.patch(f"{__name__}.check_same_bits"):      # which would tell as well
             found[name] = train(setting, sizes)
     return found

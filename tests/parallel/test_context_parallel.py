@@ -304,8 +304,9 @@ def test_errors_say_what_to_do():
         "kv heads": ("ValueError", "the 4 heads and the 1 kv_heads; a ring doesn't ask for that"),
         "heads of a model": ("ValueError", "attention: 2 ranks must divide the 3 heads"),
         "no attention": ("ValueError", "the Sequential has no MultiHeadAttention"),
-        "mixture": ("ValueError", "blocks.0.mlp, of class MoE, looks at several positions at once, or counts them, and "
-                                  "would take this rank's for all: take capacity_factor=None"),
+        "mixture": ("ValueError", "blocks.0.mlp, of class MoE: ranks of 'world' share its sequences, and "
+                                  "capacity_factor=1.25: who finds a place depends on tokens that other ranks have: "
+                                  "take capacity_factor=None"),
         "convolution": ("ValueError", "1, of class Conv1d, looks at several positions"),
         "pooling": ("ValueError", "1, of class AvgPool2d, looks at several positions"),
         "flattened": ("ValueError", "1, of class Flatten, looks at several positions"),

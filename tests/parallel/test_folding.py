@@ -6,7 +6,7 @@ import pytest
 from tests.crews import crews
 
 CASES = "tests.parallel.folding_cases:"
-MESHES = [(2, {"tp": 2}), (3, {"tp": 3}), (4, {"ep": 2, "tp": 2}), (4, {"tp": 2}),
+MESHES = [(2, {"tp": 2}), (3, {"tp": 3}), (4, {"ep": 2, "tp": 2}), (4, {"tp": 2}), (4, {"cp": 2, "tp": 2}),
           pytest.param(8, {"ep": 2, "tp": 2}, marks=pytest.mark.thorough)]
 
 
@@ -42,6 +42,13 @@ def test_one_curve_on_any_mesh(one_process, setting, n, mesh, stage):
     found = crews.call(CASES + "train", n, args=(setting, mesh, stage))
     states = [compared(got, one_process(setting)) for got in found]
     assert sum(states) == (mesh["tp"] if stage else n)
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize("n", [2, 3])
+def test_ranks_that_share_sequences_alone(one_process, n, stage):
+    for got in crews.call(CASES + "train", n, args=("balanced", {"cp": n}, stage)):
+        compared(got, one_process("balanced"))
 
 
 @pytest.mark.parametrize("n", [2, 3])
@@ -83,8 +90,9 @@ def test_checkpoints_go_on_anywhere(tmp_path, stage):
 
 
 def test_the_curve_shows_what_is_wrong(one_process):
-    for setting, n, mesh in (("as DeepSeek-V3", 4, {"ep": 2, "tp": 2}), ("balanced", 2, {"tp": 2})):
-        for name, got in crews.call(CASES + "train_wrong", n, args=(setting, mesh))[0].items():
+    for setting, n, mesh, which in (("as DeepSeek-V3", 4, {"ep": 2, "tp": 2}, [1, 2, 3]),
+                                    ("balanced", 2, {"tp": 2}, [1]), ("balanced", 2, {"cp": 2}, [0, 1])):
+        for name, got in crews.call(CASES + "train_wrong", n, args=(setting, mesh, which))[0].items():
             with pytest.raises(AssertionError):
                 compared(got, one_process(setting))
                 pytest.exit(f"{setting}: {name} passes")
@@ -92,7 +100,7 @@ def test_the_curve_shows_what_is_wrong(one_process):
 
 @pytest.mark.parametrize(("n", "sizes"), [(2, {"ep": 1, "tp": 2}), (4, {"ep": 2, "tp": 2})])
 def test_a_rank_sends_rows_of_its_own_positions(n, sizes):
-    """And no sequence is gathered: along tp go the gradients of the router alone, 12 · 4 numbers."""
+    """And no sequence is gathered: along tp goes the gradient of the router alone."""
     name = "ep,tp"
     for rank, (sent, rows) in enumerate(crews.call(CASES + "counted", n, args=(sizes,))):
         out, back = (sum(there[:rank] + there[rank + 1:]) for there in (rows[rank], [each[rank] for each in rows]))

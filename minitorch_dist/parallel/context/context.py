@@ -46,13 +46,13 @@ from ...nn.moe import MoE
 from ...nn.multi_token import MultiTokenPrediction
 from ...nn.norm import BatchNorm
 from ..collectives import all_gather, all_to_all
-from ..positions import check_dropout, of_part
+from ..positions import check_dropout, check_routing, of_part, shared_by
 from ..wrapping import check_not_annotated, check_summed
 from .linear_context import attention
 from .ring_attention import TIME, check_parts, chunks, positions, ring_attention, settings
 
 # What mixes positions, or counts them, in a way of its own: it would take a part for the whole.
-MIXING = (BatchNorm, Conv1d, Conv2d, Flatten, ImageTransformer, MaxPool2d, MoE, MultiTokenPrediction)
+MIXING = (BatchNorm, Conv1d, Conv2d, Flatten, ImageTransformer, MaxPool2d, MultiTokenPrediction)
 
 
 # ---------------------------------------------------------------- parts of sequences
@@ -242,6 +242,8 @@ def context_parallel(model, comm, how="ring", layout="zigzag"):
         check_dropout("context_parallel", path, m)
     of_weights = {id(m.dropout) for m in attentions}        # of whole sequences of a rank's heads, in all_to_all
     for m in modules.values():
+        if isinstance(m, MoE):
+            shared_by(m, context=comm)
         if isinstance(m, Dropout):
             of_part(m, **({"over": comm} if id(m) in of_weights else {"context": context}))
         elif hasattr(type(m), "context"):
@@ -250,11 +252,12 @@ def context_parallel(model, comm, how="ring", layout="zigzag"):
 
 
 def _check(path, module, context):
-    if isinstance(module, MIXING) and not getattr(module, "by_token", False):
-        what = (": take capacity_factor=None, which drops nobody, balance=0 and sequence_balance=0"
-                if isinstance(module, MoE) else "")
+    if isinstance(module, MIXING):
         raise ValueError(f"context_parallel: {path}, of class {type(module).__name__}, looks at several positions at "
-                         f"once, or counts them, and would take this rank's for all{what}")
+                         "once, or counts them, and would take this rank's for all")
+    if isinstance(module, MoE):
+        check_routing(f"context_parallel: {path}, of class MoE: ranks of {context.comm.name!r} share its sequences",
+                      module, "divide the samples over these ranks instead")
     if isinstance(module, CrossAttention):
         raise ValueError(f"context_parallel: {path}, of class CrossAttention, looks at another sequence, of which it "
                          "isn't known whether a rank has all or a part: cut the samples or the heads instead")

@@ -76,7 +76,7 @@ def update(model, speed=0.001, comm=None):
     comm = _sharing_a_batch(model) if comm is None else comm
     groups, loads = {}, {}      # who has other positions of the same samples (tensor/mixtures.py), or None: its layers
     for m in layers:
-        groups.setdefault(m.positions and m.positions.comm, []).append(m)
+        groups.setdefault(m.positions and m.positions.alike, []).append(m)
     for positions, group in groups.items():
         counted, end = xp.concatenate([to_device_of(m.load, m.expert_bias) for m in group]), 0
         what = f"loads of {len(group)} mixtures, {layers[group[0]]} to {layers[group[-1]]}, and speed {speed}"

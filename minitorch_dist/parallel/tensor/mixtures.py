@@ -22,12 +22,11 @@ Source: Liu et al. 2025, "MoE parallel folding: heterogeneous parallelism mappin
 training with Megatron Core".
 """
 
-from ...backend import is_whole
 from ...nn.module import Module
 from ...nn.moe import MoE
-from ..collectives import gather_from, reduce_from, scatter_to
+from ..collectives import gather_from, scatter_to
 from ..fsdp.fully_sharded import FullySharded
-from ..positions import TIME, check_axes
+from ..positions import TIME, check_axes, check_routing, shared_by
 from .plans import meet
 from .sequence_parallel import WHOLE, summed
 
@@ -59,17 +58,6 @@ class SequenceParallelMoE(Module):
         return scatter_to(y, self.comm, TIME), aux
 
 
-class Positions:
-    """The ranks that have positions of the same sequences, for means over them all; see nn.MoE."""
-
-    def __init__(self, comm):
-        self.comm = comm
-
-    def mean(self, x):
-        """Of all ranks' x, the same on all of them: backward hands each its share of the one cotangent."""
-        return reduce_from(x, self.comm) / self.comm.size
-
-
 def check(model, chosen, comm):
     """ValueError where a mixture's experts are to be divided over ranks that share its sequences, by a plan's call
     (chosen: {path: way}, over comm) or before, and these ranks can't route their own positions."""
@@ -85,15 +73,8 @@ def check(model, chosen, comm):
         if strangers := sorted(set(positions.world_ranks) - set(experts.world_ranks)):
             raise ValueError(f"{what} share sequences with {strangers}, which don't: divide the experts over all of "
                              f'{positions.name!r}, as in mesh["ep", "{positions.name}"], or over none of them')
-        instead = f"over ranks with samples of their own, not {positions.name!r} too"
-        if m.capacity_factor is not None:
-            raise ValueError(f"{what} share its sequences, and capacity_factor={m.capacity_factor}: who finds a place "
-                             "depends on tokens that other ranks have: take capacity_factor=None, or divide the "
-                             f"experts {instead}")
-        if is_whole(m.group) and m.balance:
-            raise ValueError(f"{what} share its sequences, and balance={m.balance} is of groups of {m.group} tokens, "
-                             'of which other ranks have some: take group="sequence" or None, or divide the experts '
-                             f"{instead}")
+        check_routing(f"{what} share its sequences", m, "divide the experts over ranks with samples of their own, not "
+                      f"{positions.name!r} too")
 
 
 def route_own(model):
@@ -107,8 +88,8 @@ def route_own(model):
                 names = [name for name in experts.comm.name.split(",") if name not in positions.name.split(",")]
                 made[positions, experts.comm] = experts.comm.split(
                     positions.rank, name=",".join(names) or experts.comm.name)
-            m.own, m.moe.positions = True, Positions(positions)
-            experts.divided_over = made[positions, experts.comm]
+            m.own, experts.divided_over = True, made[positions, experts.comm]
+            shared_by(m.moe, alike=positions)
 
 
 def collected(model):
