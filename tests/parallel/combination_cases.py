@@ -65,11 +65,14 @@ class Head(nn.Module):
 
 
 def language_model(dtype, mixture=False, norm="layer", std=1.0, head_norm=None, **block):
-    """A GPT as a Sequential, which a pipeline can cut; std: of the embedding; block: options of the block."""
+    """A GPT as a Sequential, which a pipeline can cut; mixture: True, "no capacity" or False; std: of the embedding;
+    block: options of the block."""
     mt.manual_seed(5)
     options = {"kv_heads": 4, "causal": True, "rotary": True, "dropout": 0.1, "dtype": dtype, "std": 0.2, "norm": norm,
                **block}
-    options |= {"moe": {"experts": 4, "group": "sequence", "std": 0.2}} if mixture else {}
+    if mixture:
+        bound = {"capacity_factor": None} if mixture == "no capacity" else {}
+        options |= {"moe": {"experts": 4, "group": "sequence", "std": 0.2} | bound}
     return nn.Sequential(nn.Embedding(VOCABULARY, DIM, dtype, std), nn.TransformerBlock(DIM, 8, **options),
                          Between(dtype, NORMS[norm]), Head(dtype, NORMS[head_norm or norm]))
 
@@ -100,7 +103,7 @@ class Job:
     mesh: object
     beside: object
     model: object
-    mixture: bool
+    mixture: object
     wrap: object = None
     schedule: object = None
     place: object = lambda inputs: inputs

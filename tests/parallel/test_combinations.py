@@ -34,7 +34,6 @@ IN_GROUPS = {       # … are run in these rows
 RARER = {"all-to-all", "interleaved", "ZB-H1", "ZeRO 1", "ZeRO 2"}      # of which a pair is trained for one step
 
 REFUSED = [     # (forms, with what, a pattern of the error, why)
-    (CONTEXTS, ("experts",), "context_parallel.*MoE", "a mixture with a capacity routes whole sequences"),
     (("tensor", "sequence", "experts"), ("annotations",), "shard_parameters.*parallelize_module",
      "annotations are of whole parameters; they are tensor parallelism themselves"),
     (CONTEXTS, ("annotations",), "shard_parameters.*context_parallel",
@@ -98,6 +97,8 @@ TRIPLES = [     # forms, the sizes of their axes, and what is done besides
     (("tensor", "ring"), {"cp": 2, "tp": 2}, "latents, compile"),
     (("sequence", "ring"), {"cp": 2, "tp": 2}, "latents, LoRA"),
     (("sequence", "ring", "1F1B"), {"pp": 1, "cp": 2, "tp": 2}, "recompute"),
+    (("ring", "experts", "ZeRO 3"), {"dp": 1, "cp": 2, "ep": 2}, "recompute"),
+    (("all-to-all", "experts", "1F1B"), {"pp": 1, "cp": 2, "ep": 2}, "GradScaler"),
     (("sequence", "ring", "ZeRO 3"), {"dp": 1, "cp": 2, "tp": 2}, "LoRA"),
     (("sequence", "all-to-all", "ZeRO 2"), {"dp": 1, "cp": 2, "tp": 2}, "GradScaler"),
     (("sequence", "interleaved"), {"pp": 2, "dp": 1, "tp": 2}, "latents, LoRA"),
@@ -222,6 +223,12 @@ def run(jobs, ranks=4):
 
 # ---------------------------------------------------------------- the table
 
+def mixture_of(*forms):
+    """Of the model: whether it is a mixture; a capacity is one of whole sequences, and is left out where these are
+    divided."""
+    return "no capacity" if "experts" in forms and {*forms} & {*CONTEXTS} else "experts" in forms
+
+
 def axes_beside(name):
     """The axes that a job has beside its form's, for what is done besides."""
     if name == "DiLoCo":
@@ -238,12 +245,12 @@ def jobs_of(form):
         if not alternatives(form, other):
             steps = 1 if RARER & {form, other} else cases.STEPS
             sizes = {axis: 2, FORMS[other].axis: 2}
-            jobs[form, other] = (form, other), sizes, None, "experts" in (form, other), steps
+            jobs[form, other] = (form, other), sizes, None, mixture_of(form, other), steps
     for name, beside in BESIDES.items():
         if not (entry(NOTHING, form, name) or form in LIKE and name in IN_GROUPS):
             sizes = dict.fromkeys([axis, *axes_beside(name)], 2)
             forms = (form, "ZeRO 3") if beside.sharded and axis != "dp" else (form,)
-            jobs[form, name] = forms, sizes, name, form == "experts"
+            jobs[form, name] = forms, sizes, name, mixture_of(form)
     return jobs
 
 
@@ -263,7 +270,7 @@ def test_each_pair_is_one_process_or_refused(form):
 
 
 def test_three_together():
-    jobs = [(forms, sizes, name, "experts" in forms) for forms, sizes, name in TRIPLES]
+    jobs = [(forms, sizes, name, mixture_of(*forms)) for forms, sizes, name in TRIPLES]
     wrong = {job[:3:2]: problem for job, ranks in zip(jobs, run(jobs), strict=True) if (problem := judged(job, ranks))}
     assert not wrong, wrong
 
@@ -271,7 +278,7 @@ def test_three_together():
 def test_the_order_in_which_a_model_is_cut_doesnt_matter():
     cutting = [name for name, form in FORMS.items() if form.axis not in ("pp", "dp")]
     pairs = [pair[::-1] for pair in combinations(cutting, 2) if not alternatives(*pair)]
-    jobs = [(pair, {FORMS[name].axis: 2 for name in pair}, None, "experts" in pair) for pair in pairs]
+    jobs = [(pair, {FORMS[name].axis: 2 for name in pair}, None, mixture_of(*pair)) for pair in pairs]
     for pair, job, ranks in zip(pairs, jobs, run(jobs), strict=True):
         no = entry(REFUSED, *pair)
         words = "parallelize_module|context_parallel"       # of which the second one speaks now
