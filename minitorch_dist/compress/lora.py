@@ -43,6 +43,7 @@ from ..parallel.collectives import copy_to
 from ..parallel.context.context import Context
 from ..parallel.fsdp.fully_sharded import FullySharded
 from ..parallel.positions import of_part
+from ..parallel.tensor.mixtures import SequenceParallelMoE
 from ..parallel.tensor.parts import Part, check_products
 from ..parallel.tensor.sequence_parallel import SequenceParallel, dropouts_on_part
 from ..parallel.tensor.tensor_parallel import ColumnParallelLinear, RowParallelLinear
@@ -107,7 +108,10 @@ class LoRALinear(Module):
 
     weight   the Linear's, or an NF4Weight; bias: the Linear's, or None; both frozen
     lora_A   (rank, in_features); lora_B (out_features, rank), zeros at the beginning; lora_dropout: a Dropout, or None
+    A mixture's router, which gets rows, is told the `shape` of their sequences: whose parts are dropped counts there.
     """
+
+    by_sequence = True
 
     def __init__(self, linear, adapter, path="", quantize=None, double=True):
         super().__init__()
@@ -123,13 +127,13 @@ class LoRALinear(Module):
         self.train(linear.training)
 
     @by_matrix
-    def forward(self, x):
+    def forward(self, x, shape=None):
         if isinstance(self.weight, NF4Weight):
             y = self.weight.linear(x)
             y = y if self.bias is None else y + ops.astype(self.bias, y.dtype)
         else:
             y = ops.linear(x, self.weight, self.bias)
-        return y + self.adapter.product(self, x, self.lora_A, self.lora_B)
+        return y + self.adapter.product(self, x, self.lora_A, self.lora_B, shape)
 
     def merged(self):
         """A Linear of the weight W + (alpha/r) B A, in the adapter's dtype, frozen; it remembers this layer."""
@@ -222,8 +226,9 @@ def add(model, rank=8, alpha=16, dropout=0.0, targets=None, *, rslora=False, qua
     model = replaced(model, layers)
     for m in chosen.values() if context is not None else ():    # of adapters alone: others know their part
         of_part(layers.get(id(m), m).lora_dropout, context=context)
-    for m in [m for m in model.modules() if isinstance(m, SequenceParallel)]:
-        dropouts_on_part(m, m.comm)
+    for m in model.modules():
+        if isinstance(m, SequenceParallel) or isinstance(m, SequenceParallelMoE) and m.own:
+            dropouts_on_part(m, m.comm)
     return model
 
 

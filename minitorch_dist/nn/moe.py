@@ -369,7 +369,8 @@ class MoE(Module):
         if count % tokens:
             raise ValueError(f"MoE: the {count} tokens of an input {list(shape)} can't be routed in groups of "
                              f"{tokens}: cut or pad them to a multiple")
-        logits = ops.reshape(self.router(rows), (count // tokens, tokens, experts))
+        told = {"shape": shape} if getattr(self.router, "by_sequence", False) else {}
+        logits = ops.reshape(self.router(rows, **told), (count // tokens, tokens, experts))
         capacity = capacity_of(tokens, experts, self.k, self.capacity_factor)
         return logits, route(logits, self.k, capacity, self.score, self.expert_bias, self.nodes, self.route_scale)
 

@@ -10,6 +10,7 @@ from minitorch_dist import backend, checkpoints, comm, data, ledger, nn, optim, 
 from minitorch_dist.compress import lora
 from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard
 from minitorch_dist.parallel.context import context_parallel, cut_sequence, join_sequence
+from minitorch_dist.parallel.experts import moe
 from minitorch_dist.parallel.pipelines import Pipeline, cut_sequential
 from minitorch_dist.parallel.pipelines import full_state_dict as whole_of_stages
 from minitorch_dist.parallel.pipelines.schedules import one_forward_one_backward, zb_h1
@@ -202,6 +203,35 @@ def of_sequences(kind, how):
             for p in lora.parameters(gpt):
                 p[...] = p.grad
         found.append(tp.full_state_dict(gpt))
+    return found
+
+
+def of_routers(sizes, first):
+    """Gradients of adapters beside the routers of two mixtures, with dropout, of a batch's sequences: of a GPT that a
+    mesh of these sizes divides (tp: experts, too), and of one that isn't divided. first: adapters come before the
+    cuts."""
+    mesh, found, tokens = comm.DeviceMesh(**{"cp": 1, "tp": 1} | sizes), [], \
+        np.random.default_rng(6).integers(0, 9, (3, 8))
+    for divided in (True, False):
+        mt.manual_seed(2)
+        gpt = nn.GPT(9, 8, layers=2, heads=2, dim=16, dtype=np.float64, moe={
+            "experts": 4, "capacity_factor": None, "balance": 0, "z": 0.1, "std": 0.3})
+        for step in ("adapters", "cuts") if first else ("cuts", "adapters"):
+            if step == "adapters":
+                lora.add(gpt, RANK, 5, 0.4, "*router")
+            elif divided and mesh.axes["cp"] > 1:
+                context_parallel(gpt, mesh["cp"])
+            elif divided:
+                tp.parallelize_module(gpt, mesh["tp"], tp.plan_of(gpt), True)
+                tp.parallelize_module(gpt, mesh["tp"], moe.plan_of(gpt))
+        for number, p in enumerate(lora.parameters(gpt)):
+            p.data[...] = 0.1 * np.random.default_rng(number).standard_normal(p.shape)
+        gpt = DistributedDataParallel(gpt, mesh["cp"] if divided else comm.world_of_one())
+        inputs, targets = (cut_sequence(x, mesh["cp"]) if divided else x for x in (tokens, tokens[:, ::-1]))
+        with backend.random_scope(SEED, 1, 5, (1, 4)):
+            losses, aux = gpt(inputs, targets=targets)
+            (losses.sum() + inputs.size * aux).backward()
+        found.append({name: p.grad.numpy() for name, p in gpt.named_parameters() if p.requires_grad})
     return found
 
 

@@ -121,6 +121,15 @@ def test_dropout_beside_sequence_parallelism_is_one_process_s(kind, how):
         compare(divided, whole)
 
 
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("axis", ["cp", "tp"])
+def test_a_router_s_adapter_drops_by_positions(axis, first):
+    """Of a router, which gets rows, where a rank has, or routes, some positions alone."""
+    for divided, whole in crews.call(CASES + "of_routers", 2, ({axis: 2}, first)):
+        assert len(whole) == 4 and min(np.abs(grad).max() for grad in whole.values()) > 1e-4
+        compare(divided, whole)
+
+
 # ---------------------------------------------------------------- checkpoints
 
 def test_saved_by_one_form_and_gone_on_by_another(tmp_path):

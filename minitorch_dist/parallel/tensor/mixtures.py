@@ -28,7 +28,7 @@ from ..collectives import gather_from, scatter_to
 from ..fsdp.fully_sharded import FullySharded
 from ..positions import TIME, check_axes, check_routing, shared_by
 from .plans import meet
-from .sequence_parallel import WHOLE, summed
+from .sequence_parallel import WHOLE, dropouts_on_part, summed
 
 
 class SequenceParallelMoE(Module):
@@ -90,6 +90,7 @@ def route_own(model):
                     positions.rank, name=",".join(names) or experts.comm.name)
             m.own, experts.divided_over = True, made[positions, experts.comm]
             shared_by(m.moe, alike=positions)
+            dropouts_on_part(m, positions)      # a router's adapter has one
 
 
 def collected(model):
