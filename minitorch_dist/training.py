@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 import zlib
+from contextlib import contextmanager
 from pathlib import Path
 
 from . import attempt, backend, divergence, ledger
@@ -161,8 +162,9 @@ class Run:
         if self.step == self.resumed_at:
             return
         if self.history:        # which must have as many lines
-            self.history.flush()
-            os.fsync(self.history.fileno())
+            with _named(self.history.name):
+                self.history.flush()
+                os.fsync(self.history.fileno())
         facts |= {"scaler": scaler} if scaler is not None else {}
         facts = {name: fact.state_dict() if hasattr(fact, "state_dict") else fact for name, fact in facts.items()}
         self.checkpoints.save(self.step, model, optimizer, samples=self.samples, busy=self.busy, loss=self.loss,
@@ -193,9 +195,12 @@ class Run:
                 self._end_diverged(error)
         finally:
             if self.history:
-                self.history.close()
-                self.step_log.close()
-                os.close(self.lock)
+                try:
+                    with _named(self.history.name):
+                        self.history.close()
+                finally:
+                    self.step_log.close()
+                    os.close(self.lock)
 
     def _end_diverged(self, error):
         """End the program with what has happened and what is kept; a checkpoint under way is written to its end."""
@@ -214,7 +219,8 @@ class Run:
         self.loss = loss
         if self.history:
             line = {"step": self.step, "epoch": epoch, "loss": loss, "samples": self.samples}
-            self.history.write(json.dumps(line) + "\n")
+            with _named(self.history.name):
+                self.history.write(json.dumps(line) + "\n")
             self.step_log.done(seconds)
 
     @property
@@ -318,13 +324,28 @@ def load_parameters(path, model):
 
 
 def _replace(path, write):
-    """Write a file beside `path` and rename it: a reader sees the old one or the new one, never a part."""
+    """Write a file beside `path` and rename it: a reader sees the old one or the new one, never a part. OSError, naming
+    `path`, where it can't be written: what there is of it is taken away, for the disk may be full."""
     partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with _named(path), partial.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _named(path):
+    """Writing says nothing of the file: an OSError of it names `path`."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 def peak_memory_bytes():

@@ -20,6 +20,7 @@ from minitorch_dist import backend, comm, ledger, nn, optim, program, training
 from minitorch_dist.data import Loader
 from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.testing import ranks
+from tests.parallel.test_offload import file_size_limit
 
 random = np.random.default_rng
 COUNT, FEATURES, CLASSES = 13, 5, 4
@@ -218,6 +219,24 @@ def test_a_kill_in_mid_write_leaves_the_old_file(tmp_path):
     assert (tmp_path / "parameters.npz.partial").exists()       # it had begun
     training.save_parameters(path, nn.Linear(3, 4))             # and the next one is not in its way
     assert [p.name for p in tmp_path.iterdir()] == ["parameters.npz"]
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path):
+    path = tmp_path / "parameters.npz"
+    training.save_parameters(path, nn.Linear(3, 4))
+    before = path.read_bytes()
+    with file_size_limit(5_000), pytest.raises(OSError, match=r"File too large: '.*/parameters\.npz'"):
+        training.save_parameters(path, nn.Linear(100, 100))
+    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["parameters.npz"]
+
+
+@pytest.mark.parametrize("steps", [60, 600])        # fewer than a buffer holds: written at the end; and more
+def test_a_history_that_the_disk_has_no_room_for_is_named(tmp_path, steps):
+    with file_size_limit(2_000), pytest.raises(OSError, match=r"File too large: '.*/history\.jsonl'"):
+        with training.Run(tmp_path, comm.world()) as run:
+            for _ in range(steps):
+                run.log(1.0, 0, 10, time.perf_counter())
+    training.Run(tmp_path, comm.world())                # the folder isn't locked any more
 
 
 def test_a_run_leaves_its_files(tmp_path):

@@ -38,7 +38,8 @@ class TokenWriter:
     folder   made where there is none; a ValueError where it has such files already
     dtype    what a token is kept as: uint16 for vocabularies up to 65,536
 
-    A file has its name when all of it is on disk. Where the `with` block raises, what isn't written yet is left out.
+    A file has its name when all of it is on disk; where it can't be written, an OSError says which. Where the `with`
+    block raises, what isn't written yet is left out.
     """
 
     def __init__(self, folder, dtype=np.uint16, shard=SHARD):
@@ -75,16 +76,19 @@ class TokenWriter:
 
     def _write(self):
         path = self.folder / f"{self.files:05}.npy"
-        partial = path.with_suffix(".partial")
+        partial, tokens = path.with_suffix(".partial"), np.concatenate(self._waiting)
         try:
             with open(partial, "wb") as file:
-                np.save(file, np.concatenate(self._waiting))
+                np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(tokens))
+                file.write(tokens)      # np.save doesn't say why it can't
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
+        except OSError as error:
+            error.filename = str(path)  # of which writing says nothing
             raise
+        finally:
+            partial.unlink(missing_ok=True)
         self.files, self.tokens = self.files + 1, self.tokens + self._count
         self._waiting, self._count = [], 0
 

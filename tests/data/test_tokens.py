@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from minitorch_dist.data import Loader, StoredTokens, TokenWriter, packing
 from minitorch_dist.data.text import IGNORED, Bytes
+from tests.parallel.test_offload import file_size_limit
 
 
 def written(folder, documents, end=None, **options):
@@ -166,6 +167,17 @@ def test_what_is_broken_off_leaves_whole_files_only(tmp_path):
         writer.add(np.arange(5))
         raise ZeroDivisionError
     assert [path.name for path in tmp_path.iterdir()] == ["00000.npy"] and writer.tokens == 12
+
+
+def test_a_full_disk_is_told_with_the_file_and_leaves_no_part(tmp_path):
+    with TokenWriter(tmp_path, shard=10) as writer, file_size_limit(5_000):
+        writer.add(np.arange(12))
+        with pytest.raises(OSError, match=r"File too large: '.*00001\.npy'"):
+            writer.add(np.arange(10_000))
+        assert [path.name for path in tmp_path.iterdir()] == ["00000.npy"]
+    with pytest.raises(FileNotFoundError, match=r"00000\.npy"), TokenWriter(tmp_path / "gone") as writer:
+        (tmp_path / "gone").rmdir()
+        writer.add(np.arange(3))
 
 
 def test_a_fingerprint_tells_other_tokens(tmp_path):
