@@ -99,4 +99,5 @@ largest relative difference of a gradient {wrong:.1e}""")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with program.reader_may_leave():
+        sys.exit(main())

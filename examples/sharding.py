@@ -19,7 +19,7 @@ import argparse
 import numpy as np
 
 import minitorch_dist as mt
-from minitorch_dist import comm, ledger, nn
+from minitorch_dist import comm, ledger, nn, program
 from minitorch_dist.autodiff.primitive import lower
 from minitorch_dist.parallel.sharding import annotate
 
@@ -102,4 +102,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    with program.reader_may_leave():
+        main()

@@ -1,13 +1,12 @@
 """The command line: `python -m minitorch_dist COMMAND`, or `minitorch-dist COMMAND` where the package is installed."""
 
-import os
 import sys
 
 from . import __version__, doctor, supervise, viz
 from .kernels import show
 from .parallel.pipelines import schedule_command
 from .plan import command
-from .program import Sections, one_process
+from .program import Sections, one_process, reader_may_leave
 
 
 def main(argv=None):
@@ -23,13 +22,8 @@ def main(argv=None):
     args = parser.parse_args(argv)
     if args.command != "doctor":        # who may look at several machines
         one_process(f"minitorch-dist {args.command}")
-    try:
-        status = args.run(args)
-        sys.stdout.flush()
-    except BrokenPipeError:     # whoever reads, as `| head`, has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())      # for Python's own flush at the end
-        return 1
-    return status
+    with reader_may_leave():
+        return args.run(args)
 
 
 if __name__ == "__main__":

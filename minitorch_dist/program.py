@@ -1,6 +1,7 @@
 """What training programs share on their outside: the command line, errors in words, progress, a clean stop, a trace."""
 
 import argparse
+import os
 import platform
 import signal
 import sys
@@ -33,6 +34,19 @@ def usage_errors(program):
         if launched_rank() == 0:
             print(f"{program}: {in_words(error)}", file=sys.stderr, flush=True)
         raise SystemExit(2) from error
+
+
+@contextmanager
+def reader_may_leave():
+    """What is printed may be read in part, as by `| head`: the program then ends without a word, with status 1."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())      # for Python's own flush at the end
+        raise SystemExit(1) from None
 
 
 def one_process(name):

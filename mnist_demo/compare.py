@@ -66,6 +66,8 @@ def main(argv=None):
     except ImportError as error:
         print(f"No picture: {error}. Install what draws it: pip install -e '.[demo]'", file=sys.stderr)
         return 2
+    except BrokenPipeError:     # no fault of the runs
+        raise
     except (OSError, ValueError) as error:
         print(program.in_words(error), file=sys.stderr)
         return 2
@@ -74,4 +76,5 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with program.reader_may_leave():
+        sys.exit(main())

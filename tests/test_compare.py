@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -219,3 +221,15 @@ def test_bins_keep_the_mean_and_the_largest_and_lie_alike():
     at, means = binned(steps, steps * 1.0, 4, np.add)
     assert at.tolist() == [3, 5, 9] and means.tolist() == [3.5, 6.5, 10.0]
     assert binned(steps, steps * 1.0, 4, np.maximum)[1].tolist() == [4.0, 8.0, 11.0]
+
+
+@pytest.mark.parametrize("arguments", [
+    "mnist_demo/compare.py {0} {1} -o {2}/curves.png", "examples/compiler.py --stage kernels --rows 8 --columns 8",
+    "examples/sharding.py --plan 2"], ids=["compare", "compiler", "sharding"])
+def test_a_reader_may_leave(write, tmp_path, arguments):
+    """As `| head -1`: no traceback."""
+    command = arguments.format(write("a", LOSSES), write("b", LOSSES), tmp_path).split()
+    with subprocess.Popen([sys.executable, ROOT / command[0], *command[1:]], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True) as program:
+        program.stdout.close()
+        assert program.stderr.read() == "" and program.wait(timeout=60) == 1
