@@ -350,8 +350,8 @@ def mnist_files():
     try:
         mnist.find(folder)
     except mnist.DataNotFound as error:
-        if named:
-            return Finding("MNIST", "warn", f"MINITORCH_DATA: {str(error).splitlines()[0]}",
+        if named:       # then no other place is tried, and train.py ends
+            return Finding("MNIST", "broken", f"MINITORCH_DATA: {str(error).splitlines()[0]}",
                            "name the folder with its four files, or unset MINITORCH_DATA")
         return Finding("MNIST", "missing", "not here yet: downloaded when first asked for, 11 MB",
                        "offline: MINITORCH_DATA=FOLDER with its four files, or --data digits, which ship")

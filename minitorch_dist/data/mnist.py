@@ -48,7 +48,7 @@ def find(folder):
     found = [next((folder / s for s in spellings(name) if (folder / s).is_file()), None) for name in SHA256]
     missing = [" or ".join(spellings(name)) for name, path in zip(SHA256, found, strict=True) if path is None]
     if missing:
-        raise DataNotFound(f"No complete MNIST in {folder}: {len(missing)} of its 4 files missing. Looked for\n    "
+        raise DataNotFound(f"No complete MNIST in {folder}: {len(missing)} of its 4 files missing.\nLooked for\n    "
                            + "\n    ".join(missing) + "\nPut them there, or name another folder.")
     return found
 
