@@ -1,5 +1,6 @@
 """Pictures of models: what they count, what they refuse, that they are drawn; examples/pictures.py on real runs."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,13 @@ def test_learning_curve(tmp_path):
         run = Run("one", steps, losses, {"data": "d", "ranks": 2, "validation": validation})
         viz.learning_curve(run, tmp_path / f"{name}.png")
     assert (tmp_path / "with.png").read_bytes() != (tmp_path / "without.png").read_bytes()
+
+
+def test_a_short_learning_curve_names_each_step_once(tmp_path):
+    viz.learning_curve(Run("one", np.arange(1, 4), np.array([3.0, 2.0, 1.0]), {}), tmp_path / "short.svg")
+    drawing = (tmp_path / "short.svg").read_text()      # each text stands in a comment of the SVG beside its glyphs
+    steps = drawing[drawing.index('id="matplotlib.axis_1"'):drawing.index('id="matplotlib.axis_2"')]
+    assert re.findall(r"<!-- (\d+) -->", steps) == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize(("draw", "words"), [

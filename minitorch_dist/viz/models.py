@@ -14,6 +14,7 @@ INK = COLORS[0]
 def learning_curve(run, path):
     """The training loss of one Run (see read_run), and its validation losses where its summary holds
     `validation` [(step, loss) …]; in nats, as cross-entropy is."""
+    from matplotlib.ticker import MaxNLocator
     with drawn(path, (8.6, 4)) as figure:
         axes = figure.subplots()
         size = -(-len(run.steps) // MOST_POINTS)
@@ -28,6 +29,7 @@ def learning_curve(run, path):
         axes.set_xlabel("optimizer step")
         axes.set_ylabel("loss (nats)")
         axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axes.grid(axis="y", alpha=0.2)
         axes.legend(frameon=False)
