@@ -1,4 +1,4 @@
-"""What the README and docs/parallelism.md show runs, as written."""
+"""What the README, docs/parallelism.md and docs/guide.md show runs, as written."""
 
 import re
 from pathlib import Path
@@ -13,6 +13,31 @@ FOLDERS = ("mnist_demo", "examples", "benchmarks", "minitorch_dist", "exercises"
 PAGES = sorted(ROOT.glob("*.md")) + [page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md"))]
 BLOCKS = [block for page in PROGRAM
           for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)]
+
+GUIDE = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guide.md").read_text(encoding="utf-8"), re.DOTALL)
+IMPORTS = "import numpy as np, minitorch_dist as mt\nfrom minitorch_dist import comm, data, nn, optim, training\n"
+# What the guide's blocks take for granted, by a word of theirs. (The emulator's has tests/kernels/.)
+GRANTED = {
+    "encoder = ": "source = np.array([[1, 2, 3, 0], [4, 5, 0, 0]]); x = mt.zeros(2, 4, 64); y = mt.zeros(2, 6, 64)",
+    "lora.add": "",
+    "targets=targets": "gpt = nn.GPT(65, 8, 1, 2, 16); tokens = targets = np.ones((2, 8), int)",
+    "packing.pack": "",
+    "data.TokenWriter": "",
+    "nn.Rotary": "vocabulary = 5",
+    "roll_out": """
+from minitorch_dist.parallel import DistributedDataParallel
+world, step, reward = comm.world(), 0, lambda tokens, labels: (tokens[:, 2] == labels).astype(float)
+model, reference = (DistributedDataParallel(nn.GPT(5, 8, 1, 2, 16), world) for _ in range(2))
+optimizer = optim.AdamW(model.parameters(), 1e-3)
+batch = next(iter(data.Loader(np.ones((4, 2), int), np.ones(4, int), batch_size=4).epoch(0)))
+"""}
+
+
+@pytest.mark.parametrize("word", GRANTED)
+def test_the_guides_python_runs(tmp_path, monkeypatch, word):
+    monkeypatch.chdir(tmp_path)
+    block, = (block for block in GUIDE if word in block)
+    exec(f"{IMPORTS}{GRANTED[word]}\n{block.replace('…', 'layers=1, heads=2, dim=8')}", {})
 
 
 @pytest.mark.parametrize("n", [1, 2])
