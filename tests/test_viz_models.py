@@ -48,6 +48,14 @@ def test_attention_maps(tmp_path):
     assert len(set(named)) == 3
 
 
+def test_names_of_few_rows_have_room(tmp_path):
+    """As of a date of 10 characters, written while 26 are looked at: between two names there is a name's height."""
+    viz.attention_maps(np.full((4, 10, 26), 1 / 26), tmp_path / "wide.svg", "2012-09-25", sources="x" * 26)
+    drawing = (tmp_path / "wide.svg").read_text()
+    at = [float(y) for y in re.findall(r'id="ytick_\d+">.*?<use [^>]*? y="([\d.]+)"', drawing, re.DOTALL)][:10]
+    assert len(at) == 10 and min(np.diff(at)) >= 7
+
+
 def test_text_surprise(tmp_path):
     viz.text_surprise("one line", np.full(8, 0.5), tmp_path / "short.png")
     viz.text_surprise("two\nlines" + "x" * 100, np.linspace(0, 1, 109), tmp_path / "long.png")

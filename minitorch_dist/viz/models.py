@@ -73,7 +73,8 @@ def attention_maps(weights, path, labels=None, title="", sources=None):
     with drawn(path, (2.6 * len(weights) + 1, 3.1)) as figure:
         grid = figure.subplots(1, len(weights), squeeze=False, sharey=True)[0]
         for head, (axes, image) in enumerate(zip(grid, weights, strict=True)):
-            shown = axes.imshow(image, cmap="Purples", vmin=0, vmax=1)
+            square = image.shape[0] == image.shape[1]       # else few rows would be too flat for their names
+            shown = axes.imshow(image, cmap="Purples", vmin=0, vmax=1, aspect="equal" if square else "auto")
             axes.set_title(f"{title}, head {head}" if title and not head else f"head {head}", fontsize=10)
             axes.set_xlabel("looks at")
             if labels is not None:
