@@ -2,7 +2,7 @@
 
     mpirun -n 4 python examples/parameter_server.py                         # a table of all modes, beside DDP
     mpirun -n 4 python examples/parameter_server.py --mode async --slow 3   # one: updates/s, staleness, accuracy, bytes
-    mpirun -n 5 python examples/parameter_server.py --servers 2 --optimizer adagrad --n-push 2 --n-fetch 4
+    mpirun -n 5 python examples/parameter_server.py --mode async --servers 2 --optimizer adagrad --n-push 2 --n-fetch 4
 
 Rank 0 (and more with --servers) keeps the parameters; the others compute. A
 worker's step takes a second of virtual time, the last worker's --slow seconds

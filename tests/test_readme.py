@@ -1,10 +1,13 @@
 """What the README, docs/parallelism.md and docs/guide.md show runs, as written."""
 
 import re
+import runpy
+import shlex
 from pathlib import Path
 
 import pytest
 
+from minitorch_dist import __main__ as tools
 from minitorch_dist.testing import ranks
 
 ROOT = Path(__file__).parents[1]
@@ -57,3 +60,30 @@ def test_the_files_that_a_page_names_exist(page):
     assert not [name for name in links if not (page.parent / name).exists()]
     named = set(re.findall(rf"(?<![\w/.~])(?:{'|'.join(FOLDERS)})/[\w/.-]+\.\w+", text))
     assert not [name for name in named if not (ROOT / name).exists()]
+
+
+PROGRAMS = [path for folder in ("examples", "mnist_demo") for path in sorted((ROOT / folder).glob("*.py"))]
+
+
+def shown(command):
+    """The options that a command has in the pages and in the programs' docstrings, each text of them once."""
+    texts = [path.read_text(encoding="utf-8").replace("\\\n", " ") for path in PAGES + PROGRAMS]
+    pattern = re.compile(f"python {re.escape(command)}" + r"((?: +[^\s`#|;…]+)*)")
+    return sorted({options.strip() for text in texts for options in pattern.findall(text)})
+
+
+@pytest.mark.parametrize("path", [path for path in PROGRAMS if "\ndef parse(argv)" in path.read_text(encoding="utf-8")],
+                         ids=lambda path: path.stem)
+def test_a_program_takes_the_options_that_it_is_shown_with(path):
+    parse, found = runpy.run_path(path)["parse"], shown(path.relative_to(ROOT).as_posix())
+    assert found
+    for options in found:
+        parse(shlex.split(options))
+
+
+@pytest.mark.parametrize("command", ["plan", "pipeline"])
+def test_what_is_worked_out_on_paper_can_be(command, capsys):
+    found = [options for options in shown(f"-m minitorch_dist {command}") if options]
+    assert len(found) >= 4
+    for options in found:
+        assert tools.main([command, *shlex.split(options)]) == 0 and capsys.readouterr().out
