@@ -22,6 +22,7 @@ def test_who_is_asked_wants_the_last_value():
     assert 0.4 < asked / tokens.size < 0.5 and tokens.max() == 17
 
 
+@pytest.mark.thorough
 def test_the_delta_rule_recalls_what_linear_attention_does_not(capsys):
     """Values that are replaced again and again: hardly a wrong answer, where the other has three of a hundred and more,
     with as many numbers kept."""
