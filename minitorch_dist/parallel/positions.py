@@ -1,4 +1,4 @@
-"""Sequences of which a rank has some positions: the axis that is divided, its checks, and dropout.
+"""Sequences of which a rank has some positions: the axis that is divided, its checks, means over all, and dropout.
 
 Two forms of parallelism divide it, and go together: context parallelism over ranks that have whole matrices, or parts
 of them, and sequence parallelism over those that have the parts:

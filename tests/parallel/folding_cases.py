@@ -67,6 +67,8 @@ def train(setting, sizes=(), stage=0, optimizer="AdamW", how=(), goes_on=None, s
     world, model = mesh["dp", "cp", "ep"], gpt(setting)
     if mesh.axes["tp"] > 1:
         cut(model, mesh, **dict(how))
+    elif how:
+        tp.parallelize_module(model, mesh[dict(how)["over"]], ep.plan_of(model))
     if mesh.axes["cp"] > 1:
         context_parallel(model, mesh["cp"])
     replica = fully_shard(model, world, stage=stage) if stage else DistributedDataParallel(

@@ -58,6 +58,15 @@ def test_groups_of_all_of_a_call(one_process, n):
         compared(got, one_process("of all of a call"))
 
 
+@pytest.mark.parametrize(("n", "mesh", "over"), [(2, {"cp": 2}, ["cp"]), (4, {"cp": 2, "tp": 2}, ["cp", "tp"]),
+                                                 (4, {"cp": 2, "ep": 2}, ["cp", "ep"])])
+@pytest.mark.parametrize("stage", [0, 3])
+def test_experts_over_ranks_of_a_ring(one_process, n, mesh, over, stage):
+    """As ranks with samples of their own: DistributedDataParallel has all of these."""
+    for got in crews.call(CASES + "train", n, args=("as DeepSeek-V3", mesh, stage, "AdamW", {"over": over})):
+        compared(got, one_process("as DeepSeek-V3"))
+
+
 @pytest.mark.parametrize("how", [{"first": "experts"}, {"sequence_parallel": "regather"}, {"overlap": True}],
                          ids=lambda how: str(*how))
 @pytest.mark.parametrize(("n", "mesh"), MESHES[2:3])
