@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -121,6 +122,19 @@ def test_experts_without_a_capacity_are_said_to_be_a_mean(capsys):
     assert "as if all" not in alone
     written = said(capsys, "--devices 1 --no-capacity --generate 2x8 " + EXPERTS)
     assert written[0] == 0 and "written: 2 sequences" in written[1]
+
+
+def test_what_the_page_says_of_experts_over_tensors(capsys):
+    """Of a mixture that each of four ranks of tp goes through whole, and of one that they share."""
+    page = (Path(__file__).parents[1] / "docs" / "parallelism.md").read_text(encoding="utf-8")
+    command = page[page.index("plan --family llama --layers 32"):].split("```")[0]
+    words = command.replace("\\\n", " ").removeprefix("plan ")
+    for flags, held, computed in ((words, "51", "0.34"), (words.replace("--experts-over-tp", ""), "165", "1.18")):
+        status, out, _ = said(capsys, flags)
+        table, times = (next(line for line in part.splitlines() if line.startswith("ZeRO 1")).split()
+                        for part in out.split("\n\n")[1:3])
+        assert status == 0 and f"{float(table[7]):.0f}" == held and f"{float(times[5]):.2f}" == computed
+        assert f"{held} GB" in page and f"{computed} s" in page
 
 
 def test_the_command_on_experts_sequences_and_zero_bubbles(capsys):
