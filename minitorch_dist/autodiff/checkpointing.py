@@ -16,6 +16,7 @@ Sources: Griewank & Walther 2000; Chen et al. 2016, "Training deep nets with sub
 
 from collections.abc import Iterable
 from contextlib import nullcontext
+from types import MethodType
 
 from .. import backend
 from .primitive import OPS, TRACED, forward_itself, lower, mode, state
@@ -47,10 +48,25 @@ def checkpoint(f, save=()):
         raise ValueError(f"checkpoint: save={', '.join(unknown)}: there is no such op; print(mt.OPS) lists the names "
                          "that it takes")
 
-    def checkpointed(*args, **kwargs):
-        random_before, start, recall = backend.random_snapshot(), tick(), Recall(save)
-        with mode(recall=recall if save else state.recall):
-            out = f(*args, **kwargs)
+    return Checkpointed(f, save)
+
+
+class Checkpointed:
+    """What checkpoint gives. It is an object, for a function is never copied: where it stands in the place of a
+    module's forward, and f is the module's own, a copy of the module, deep or pickled, has the copy's own."""
+
+    def __init__(self, f, save):
+        self.__wrapped__, self.save = f, save       # of the former inspect.signature tells the parameters
+        self.__name__, self.__doc__ = getattr(f, "__name__", "checkpointed"), f.__doc__
+        self.by_position = getattr(f, "by_position", False)     # nn/decoding.py
+
+    def __get__(self, instance, owner=None):
+        return self if instance is None else MethodType(self, instance)
+
+    def __call__(self, *args, **kwargs):
+        random_before, start, recall = backend.random_snapshot(), tick(), Recall(self.save)
+        with mode(recall=recall if self.save else state.recall):
+            out = self.__wrapped__(*args, **kwargs)
         values, rebuild = flatten(out)
         level = max((v.level for v in values if v.__class__ in TRACED), default=-1)
         recall.leave_out_written()
@@ -64,7 +80,7 @@ def checkpoint(f, save=()):
         leaves = [a for a in leaves if answers_for is None or not answers_for(a)]
         given = [lower(a) for a in flatten((args, kwargs))[0] if hasattr(lower(a), "strides")]
         stored = recall.arrays()
-        segment = Segment(f, recorded, results, random_before, level, context,
+        segment = Segment(self.__wrapped__, recorded, results, random_before, level, context,
                           ("input",) * (len(leaves) + len(given)) + ("saved result",) * len(stored), recall)
         node = Node(segment, frontier, (*leaves, *given, *stored, args, kwargs, recall.found), None, None)
         if state.counting:
@@ -72,11 +88,6 @@ def checkpoint(f, save=()):
         for k, v in zip(recorded, outputs(node, [v.data for v in results], level), strict=True):
             values[k] = v
         return rebuild(values)
-
-    checkpointed.__name__, checkpointed.__doc__ = getattr(f, "__name__", "checkpointed"), f.__doc__
-    checkpointed.__wrapped__ = f    # whose parameters inspect.signature tells
-    checkpointed.by_position = getattr(f, "by_position", False)     # nn/decoding.py
-    return checkpointed
 
 
 def outside(results, start):

@@ -1,7 +1,9 @@
 """checkpoint: the same bits for less memory."""
 
 import contextlib
+import copy
 import gc
+import pickle
 import weakref
 
 import numpy as np
@@ -314,3 +316,39 @@ def test_10000_segments_and_a_segment_of_10000():
     wide = mt.checkpoint(lambda h: [h * float(i) for i in range(1000)])(x)
     sum(wide[1:], wide[0]).sum().backward()
     np.testing.assert_allclose(x.grad.numpy(), 499_500.0)
+
+
+@pytest.mark.parametrize("twin_of", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["copy", "pickle"])
+def test_a_copied_module_runs_its_own_forward(twin_of):
+    """And not the original's, with the original's parameters."""
+    x, made = np.random.default_rng(1).standard_normal((2, 3)), []
+    model = nn.Sequential(nn.Linear(3, 4, dtype=np.float64), nn.Tanh())
+    model[0].forward = mt.checkpoint(model[0].forward, save=("linear",))
+    twin = twin_of(model)
+    plain = nn.Sequential(nn.Linear(3, 4, dtype=np.float64), nn.Tanh())
+    for each in (twin, plain):
+        for number, p in enumerate(each.parameters()):
+            p.data[...] = np.random.default_rng(number).standard_normal(p.shape)
+        each(x).sum().backward()
+        made.append([p.grad.numpy() for p in each.parameters()])
+    np.testing.assert_array_equal(twin(x).numpy(), plain(x).numpy())
+    for mine, wanted in zip(*made, strict=True):
+        np.testing.assert_array_equal(mine, wanted)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_as_a_method():
+    class Square:
+        factor = 3.0
+
+        @mt.checkpoint
+        def __call__(self, x):
+            """Its square."""
+            return self.factor * x * x
+
+        @mt.checkpoint
+        def named(self, x):
+            return self(x)
+    x = mt.tensor(np.array([2.0]), requires_grad=True)
+    Square().named(x).backward()
+    assert x.grad.item() == 12 and Square.__call__.__doc__ == "Its square."

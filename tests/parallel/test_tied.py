@@ -41,6 +41,12 @@ def test_a_second_batch_is_added_wherever_the_gradients_are():
                 np.testing.assert_allclose(value, wanted[key], rtol=1e-11, atol=1e-13, err_msg=f"{what}: {key}")
 
 
+def test_a_copy_s_checkpoint_is_its_own():
+    for here, alone in crews.call(CASES + "recomputed", 2):
+        assert abs(alone[2] - alone[0]) > 1e-3
+        np.testing.assert_allclose(here, alone, rtol=1e-12)
+
+
 def test_a_layer_in_several_stages_draws_what_it_draws_in_one_process():
     for here, alone in crews.call(CASES + "one_layer_in_several_places", 2):
         np.testing.assert_allclose(here, alone, rtol=1e-12)

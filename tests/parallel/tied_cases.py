@@ -69,6 +69,24 @@ def accumulated():
     return found
 
 
+def recomputed():
+    """The losses of three steps of a model whose two layers with one matrix are checkpointed, over the ranks and
+    alone."""
+    world, found = comm.world(), []
+    for ranks in world, comm.world_of_one():
+        model = tied(np.float64)
+        for place in (5, 8):
+            model[place].forward = mt.checkpoint(model[place].forward)
+        stage = cut_sequential(model, ranks.size, [1] * 10)[ranks.rank]
+        pipeline, optimizer = Pipeline([stage], ranks, gpipe(ranks.size, 4)), optim.SGD(stage.parameters(), lr=0.5)
+        found.append([])
+        for step, batch in enumerate(batches(3)):
+            optimizer.zero_grad()
+            found[-1].append(pipeline.run(batch, loss_of, seed=1, step=step))
+            optimizer.step()
+    return found
+
+
 def one_layer_in_several_places():
     """The losses of two batches, of a model with one Dropout in three places, over the ranks and alone."""
     world, found = comm.world(), []
