@@ -26,6 +26,8 @@ from ..autodiff.reverse import add_hook
 from ..autodiff.tensor import Tensor
 from ..autodiff.writes import wrote
 from ..backend import device_of, module_of, to, xp, zeros
+from ..nn.moe import MoE
+from ..nn.norm import BatchNorm
 from .wrapping import ReducingModule
 
 UNUSED = -0.0       # in the place of a gradient. Those that there are have 0.0 added: no element of theirs is -0.0
@@ -56,8 +58,10 @@ def is_copy(p):
 
 
 def apart(stages):
-    """The stages, each with tensors of its own: copies, marked as such, in place of what an earlier one has."""
+    """The stages, each with tensors of its own: copies, marked as such, in place of what an earlier one has. ValueError
+    where two have one module whose buffers move in training: nobody would bring their copies together."""
     first, found = {}, []       # id of a tensor: (its stage, its name, the tensor, which is so kept alive)
+    _check_buffers(stages)
     for number, stage in enumerate(stages):
         again = {}
         for name, p in stage.named_parameters():
@@ -72,6 +76,20 @@ def apart(stages):
                 mark(mine[name], Tie(original, True))
         found.append(stage)
     return found
+
+
+def _check_buffers(stages):
+    places = {}
+    for number, stage in enumerate(stages):
+        for name, m in stage.named_modules():
+            if isinstance(m, BatchNorm) or isinstance(m, MoE) and m.load is not None:
+                before, path = places.setdefault(id(m), (number, name))
+                if before != number:
+                    kind = type(m).__name__
+                    moves = "running statistics" if isinstance(m, BatchNorm) else "experts' biases"
+                    raise ValueError(f"stages {before} and {number} have one {kind}, {path} and {name}, and each would "
+                                     f"move {moves} of its own: give each place a {kind} of its own, or cut the model "
+                                     "so that one stage has both")
 
 
 def _with_copies(stage, names):

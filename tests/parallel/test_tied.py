@@ -139,6 +139,19 @@ def test_within_a_stage_one_tensor_stays_one():
     assert tie_of(stage._modules["1"].weight) == Tie("0.weight", True) and not stage._modules["1"].weight.requires_grad
 
 
+def test_running_statistics_in_two_stages_are_refused():
+    """Each stage would move its own, and in evaluation none would be one process's."""
+    norm = nn.BatchNorm(4)
+    model = nn.Sequential(norm, nn.Linear(4, 4), norm, nn.Linear(4, 4))
+    with pytest.raises(ValueError, match="stages 0 and 1 have one BatchNorm, 0 and 2, and each would move running"):
+        cut_sequential(model, 2, [1] * 4)
+    assert len(cut_sequential(model, 2, [1, 1, 1, 3])) == 2     # both in one stage
+    experts = {kind: nn.MoE(4, 4, 2, expert_bias=kind) for kind in (True, False)}
+    with pytest.raises(ValueError, match="stages 0 and 1 have one MoE, 0 and 1, and each would move experts' biases"):
+        cut_sequential(nn.Sequential(experts[True], experts[True]), 2)
+    assert len(cut_sequential(nn.Sequential(experts[False], experts[False]), 2)) == 2
+
+
 def test_a_copy_counts_once_in_a_norm():
     stages = cut_sequential(tied("f8"), 2, [1] * 10)
     params = [p for stage in stages for p in stage.parameters()]
