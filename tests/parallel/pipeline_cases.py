@@ -264,6 +264,31 @@ def both(micro_batches, wrapped):
     return found
 
 
+def frozen_norm(how, exact=False):
+    """(running mean and variance of a BatchNorm in a first stage that is frozen, or what is said; those of NumPy) after
+    a batch; how: what becomes of that stage."""
+    mesh = comm.DeviceMesh(pp=2, dp=2)
+    dp, rank, micro = mesh["dp"], mesh["pp"].rank, 4 if exact else 2
+    stages = cut_sequential(model(np.float64, True), 2, [1] * (3 * len(WIDTHS) - 5))
+    norm, linear = stages[0]._modules["1"], stages[0]._modules["0"]
+    stages[0].requires_grad_(False)
+    if how == "eval":
+        stages[0].eval()
+    wrapped = rank or how == "wrapped"
+    mine = DistributedDataParallel(stages[rank], dp, exact=exact) if wrapped else stages[0]
+    batch, whole = (next(iter(loader_for(np.float64, 16, r, size, exact).epoch(0))) for r, size in
+                    ((dp.rank, dp.size), (0, 1)))
+    try:
+        Pipeline([mine], mesh["pp"], gpipe(2, micro)).run(batch, loss_of, seed=SEED, step=0, over=dp)
+    except Exception as error:
+        return (str(error), None) if rank == 0 else None
+    mean, var = np.zeros(WIDTHS[1]), np.ones(WIDTHS[1])
+    for rows in [*range(4), *range(8, 12)], [*range(4, 8), *range(12, 16)]:     # of both ranks' micro-batches
+        y = whole.inputs[rows] @ linear.weight.numpy().T + linear.bias.numpy()
+        mean, var = 0.9 * mean + 0.1 * y.mean(0), 0.9 * var + 0.1 * y.var(0, ddof=1)
+    return ((norm.running_mean, norm.running_var), (mean, var)) if rank == 0 else None
+
+
 def errors():
     """{what is wrong: (type, message)}."""
     world, found = comm.world(), {}

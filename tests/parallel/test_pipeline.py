@@ -70,6 +70,20 @@ def test_batch_norms_statistics_too(one_process, name, n):
             np.testing.assert_array_equal(value, wanted[key], err_msg=key)
 
 
+def test_batch_norms_of_a_frozen_stage_have_all_ranks_statistics_or_are_refused():
+    for found in filter(None, crews.call(CASES + "frozen_norm", 4, ("wrapped",))):
+        for got, wanted in zip(*found, strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-12)
+    for how, exact, words in (("unwrapped", False, "1, a BatchNorm in training, is in a stage without a wrapper"),
+                              ("unwrapped", True, "1, a BatchNorm in training, is in a stage with nothing to train"),
+                              ("wrapped", True, "1, a BatchNorm in training, is in a stage with nothing to train")):
+        for said, _ in filter(None, crews.call(CASES + "frozen_norm", 4, (how, exact))):
+            assert words in said
+    for exact in (False, True):
+        for (mean, var), _ in filter(None, crews.call(CASES + "frozen_norm", 4, ("eval", exact))):
+            assert not mean.any() and (var == 1).all()
+
+
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
 @pytest.mark.parametrize("calls", [0, 1, 3])
 @pytest.mark.parametrize("place, exact", [(0, False), (1, False), (1, True)])

@@ -5,6 +5,7 @@ import numpy as np
 from ...autodiff.primitive import lower
 from ...backend import is_array, is_floating, to
 from ...comm.together import together
+from ...nn.norm import BatchNorm
 from .. import tied
 from ..fsdp.fully_sharded import FullySharded
 from ..wrapping import ReducingModule, check_not_annotated
@@ -41,6 +42,25 @@ def check_chunks(chunks, comm):
 def is_trained(chunk):
     """Whether a stage has a parameter that wants a gradient."""
     return any(p.requires_grad for p in chunk.parameters())
+
+
+def check_statistics(chunks, over, exact):
+    """ValueError where a stage's BatchNorms, in training, wouldn't have one process's statistics: in no wrapper they
+    know nothing of the samples that over's other ranks have, and in exact mode the running ones move behind the
+    backwards of a wrapper with something to train."""
+    for chunk in chunks:
+        wrapped = isinstance(chunk, ReducingModule)
+        norms = {path: m for path, m in chunk.named_modules() if isinstance(m, BatchNorm) and m.training}
+        if norms and exact and not (wrapped and is_trained(chunk)):
+            raise ValueError(f"Pipeline: {next(iter(norms))}, a BatchNorm in training, is in a stage with nothing to "
+                             "train, and in exact mode running statistics move with gradients: let that stage be in "
+                             "evaluation mode, stage.eval(), or leave exact mode")
+        alone = [path for path, m in norms.items() if m.reduce is None and not wrapped]
+        if alone and over is not None and over.size > 1:
+            raise ValueError(f"Pipeline: {alone[0]}, a BatchNorm in training, is in a stage without a wrapper, and "
+                             f"would take this rank's samples for those of all {over.size} ranks of {over.name!r}: "
+                             "wrap that stage in DistributedDataParallel, or let it be in evaluation mode, "
+                             "stage.eval()")
 
 
 def check_links(ties, schedule):

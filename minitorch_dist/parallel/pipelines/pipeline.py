@@ -60,7 +60,7 @@ from ..same_model import check_same
 from ..turns import in_turns
 from ..wrapping import ReducingModule
 from . import documents
-from .checks import check_alike, check_chunks, check_links, described, is_trained, measured
+from .checks import check_alike, check_chunks, check_links, check_statistics, described, is_trained, measured
 from .documents import Stage
 from .messages import Messages
 from .schedule_steps import BACKWARD, FORWARD, INPUT, WEIGHT, combined, placement_of
@@ -219,7 +219,7 @@ class Pipeline:
         Unless all of that fits, and rows and documents are the same ones on all ranks of the pipeline, all get an
         error, before anything is sent.
         """
-        self._begin("run", batch, loss_sum, packed, scaler)
+        self._begin("run", batch, loss_sum, packed, scaler, over)
         self.kept, self.halves = {}, {}
         self.scale, self.scaler = 1 / (batch.count * units), scaler
         if scaler is not None:      # a stage with nothing to train hears of no GPU otherwise, and the others' are there
@@ -283,17 +283,16 @@ class Pipeline:
         else:
             self._weight_gradients(kind, stage, chunk, k)
 
-    def _begin(self, who, batch, last, packed, scaler=None):
+    def _begin(self, who, batch, last, packed, scaler=None, over=None):
         """A batch; `last` is what is called on the last stage, or None."""
-        self._agree(who, batch, scaler, packed, last)
+        self._agree(who, batch, scaler, packed, last, over)
         if self.under_way:
             raise RuntimeError(f"an earlier {self.under_way}() of this pipeline has raised, and what it has sent is "
                                "still on its way: it would be taken for this batch's. Start again from a checkpoint")
-        self.under_way, self.at_end, self.sums = who, last, []
-        first = self.shards[0].inputs
+        self.under_way, self.at_end, self.sums, first = who, last, [], self.shards[0].inputs
         self.messages.begin((who, state.autocast and state.autocast.dtype, first.dtype, first.shape[1:]))
 
-    def _agree(self, who, batch, scaler, packed, last):
+    def _agree(self, who, batch, scaler, packed, last, over=None):
         """Before anything is sent: that all ranks have the same rows, and none an error. One that all have is raised,
         of another a MismatchError tells all of them."""
         said, problem = None, None
@@ -301,6 +300,7 @@ class Pipeline:
             self._check_scaler(scaler)
             self._check_frozen()
             self._check_loss(who, last)
+            check_statistics(self.chunks if who == "run" else [], over, self.exact)
             self.shards, self.packed = self._shards_of(batch), packed
             said = (f"rows {self.shards[0].rows[0]} to {self.shards[-1].rows[1]} of {batch.count}, "
                     f"{documents.told(self.chunks, batch.inputs, packed, self.reads)}")
