@@ -27,6 +27,7 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import backend, ledger, nn, optim, program
 from minitorch_dist.parallel.offload import offload_activations, offload_optimizer, stream_from_disk
+from minitorch_dist.parallel.offload.spill import nameless_file
 
 KINDS = ("parameter", "gradient", "optimizer", "activation", "buffer")
 VOCABULARY, WARM_UP = 65, 2
@@ -195,6 +196,8 @@ def main(argv=None):
     """The program; returns the exit status."""
     program.one_process("offload.py")
     args = parse(argv)
+    with program.usage_errors("offload.py"):
+        nameless_file(args.folder).close()      # what is wrong with the folder is told with its own name
     with program.usage_errors("offload.py"), tempfile.TemporaryDirectory(dir=args.folder) as folder:
         args.device = program.take_device(args.device)
         mt.manual_seed(0)

@@ -17,6 +17,7 @@ FOLDERS = ("diloco.py", "experts.py", "gossip.py", "lora.py", "mixed_precision.p
     (["sharding.py", "--batch", "0"], "--batch 0: must be at least 1"),
     (["sharding.py", "--plan", "1000000007"], "--plan 1000000007: 1 rank or more, and at most 1,000,000"),
     (["offload.py", "--device", "cuda:99"], "offload.py: device cuda:99"),
+    (["offload.py", "--folder", "FILE-that-is-none"], "none: offload: no file can be made in this folder (No such"),
     (["parameter_server.py", "--slow", "inf"], "--slow inf: must be at least 1, and finite"),
     *(([name, "--out", "FILE"], "file: is a file, and a folder is needed") for name in FOLDERS)],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "")
