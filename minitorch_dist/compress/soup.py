@@ -147,7 +147,7 @@ class Soup:
     def __str__(self):
         lines = ["model     alone  in the soup"]
         for number, score, stays in self.tried:
-            lines.append(f"{number:5}  {self.scores[number]:8.4g}  {score:11.4g}  {'stays' if stays else 'left out'}")
+            lines.append(f"{number:5}  {self.scores[number]:#8.4g}  {score:#11.4g}  {'stays' if stays else 'left out'}")
         return "\n".join(lines)
 
 

@@ -119,6 +119,7 @@ def test_the_greedy_soup_takes_what_does_not_hurt():
     assert found.state["w"] == (4 + 2 + 8) / 3
     assert found.tried == [(2, 0.9, True), (0, 0.85, False), (1, 0.95, True), (3, 0.95, True)]
     assert [line.split()[-1] for line in str(found).splitlines()[1:]] == ["stays", "out", "stays", "stays"]
+    assert "    2    0.9000       0.9000  stays" in str(found)      # as many digits in each row
 
 
 def test_a_soup_has_arrays_of_its_own():
