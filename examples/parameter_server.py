@@ -239,7 +239,7 @@ def report(args, dataset, steps, workers, reference, found):
         same = run.summary["parameters_sha256"] == runs[0].summary["parameters_sha256"]
         print(f"{run.name}: parameters {run.summary['parameters_sha256'][:12]}" + ", DDP's to the last bit" * same)
     path = args.out / "curves.png"
-    curves(runs, path)
+    curves(runs, path, title="by servers, beside data parallelism: late gradients have curves of their own")
     print(f"curves: {path}")
 
 

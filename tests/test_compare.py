@@ -223,6 +223,18 @@ def test_bins_keep_the_mean_and_the_largest_and_lie_alike():
     assert binned(steps, steps * 1.0, 4, np.maximum)[1].tolist() == [4.0, 8.0, 11.0]
 
 
+def test_a_title_stands_in_the_place_of_the_verdict(write, tmp_path):
+    """Of runs that aren't meant to be one curve. Each text stands in a comment of the SVG beside its glyphs."""
+    runs = [viz.read_run(write(name, losses)) for name, losses in (("a", LOSSES), ("b", [2.0] * 5))]
+    said = {}
+    for title in (None, "late gradients"):
+        assert viz.curves(runs, tmp_path / "c.svg", TOLERANCE, title=title).kind == "different"
+        text = (tmp_path / "c.svg").read_text()
+        said[title] = [words for words in ("DIFFERENT", "tolerance", "step 1", "late gradients")
+                       if f"<!-- {words}" in text]
+    assert said == {None: ["DIFFERENT", "tolerance", "step 1"], "late gradients": ["late gradients"]}
+
+
 @pytest.mark.parametrize("arguments", [
     "mnist_demo/compare.py {0} {1} -o {2}/curves.png", "examples/compiler.py --stage kernels --rows 8 --columns 8",
     "examples/sharding.py --plan 2"], ids=["compare", "compiler", "sharding"])

@@ -188,11 +188,12 @@ GREEN, RED = "#2a7f4f", "#b3261e"
 MOST_POINTS = 400   # of more, dashes run into one line
 
 
-def curves(runs, path, tolerance=1e-4):
+def curves(runs, path, tolerance=1e-4, title=None):
     """Draw the runs' losses and their differences from the first run into the file `path`; returns the Verdict.
 
     The first run is a thick pale line and the others are thin dashes above it, so that equal curves both show.
-    Long runs are drawn in bins: the mean of the losses, but the largest difference.
+    Long runs are drawn in bins: the mean of the losses, but the largest difference. A title stands in the place of the
+    verdict and its marks, for runs that aren't meant to be one curve.
     """
     judged = verdict(runs, tolerance)
     with drawn(path, (8.6, 5.2)) as figure:
@@ -200,10 +201,12 @@ def curves(runs, path, tolerance=1e-4):
         size = -(-max(len(run.steps) for run in runs) // MOST_POINTS)
         _draw_losses(top, runs, size)
         _draw_deltas(bottom, runs, tolerance, size)
-        if judged.first_step is not None:
-            _mark(top, bottom, judged.first_step)
         bottom.set_xlabel("optimizer step" + (f"  (a point: {size} steps)" if size > 1 else ""))
-        _write_verdict(top, judged)
+        if title is None:
+            _mark(top, bottom, judged.first_step, tolerance)
+            _write_verdict(top, judged)
+        else:
+            top.set_title(title, loc="left", fontsize=11)
     return judged
 
 
@@ -251,11 +254,6 @@ def _draw_deltas(axes, runs, tolerance, size):
     axes.set_yticklabels(["0", *(f"1e{power}" if power else "1" for power in powers)])
     axes.minorticks_off()
     axes.set_ylim(-0.15 * 10.0**low, ceiling)    # so that a line at 0 stands clear of the axis
-    if tolerance > 0:
-        axes.axhline(tolerance, color=RED, lw=1, ls=":")
-    axes.annotate(f"tolerance {_number(tolerance)}", (1, tolerance), xycoords=("axes fraction", "data"), xytext=(0, 2),
-                  textcoords="offset points", ha="right", va="bottom", fontsize=9, color=RED,
-                  bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1})
     axes.grid(axis="y", alpha=0.2)
     axes.set_ylabel("|Δ loss|")
 
@@ -271,7 +269,15 @@ def _decades(largest, tolerance):
     return high - every * -(-(high - low) // every), high, every
 
 
-def _mark(top, bottom, step):
+def _mark(top, bottom, step, tolerance):
+    """The tolerance, and the step from which on it is exceeded, or None."""
+    if tolerance > 0:
+        bottom.axhline(tolerance, color=RED, lw=1, ls=":")
+    bottom.annotate(f"tolerance {_number(tolerance)}", (1, tolerance), xycoords=("axes fraction", "data"),
+                    xytext=(0, 2), textcoords="offset points", ha="right", va="bottom", fontsize=9, color=RED,
+                    bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1})
+    if step is None:
+        return
     for axes in (top, bottom):
         axes.axvline(step, color=RED, lw=1, alpha=0.6)
     top.annotate(f"step {step:,}", (step, 0), xycoords=("data", "axes fraction"), xytext=(4, 4),
