@@ -11,6 +11,7 @@ import pytest
 
 from minitorch_dist import viz
 from minitorch_dist.viz.curves import binned
+from tests.parallel.test_offload import file_size_limit
 
 ROOT = Path(__file__).parents[1]
 LOSSES = [2.5, 1.25, 0.75, 0.5, 0.375]
@@ -221,6 +222,13 @@ def test_bins_keep_the_mean_and_the_largest_and_lie_alike():
     at, means = binned(steps, steps * 1.0, 4, np.add)
     assert at.tolist() == [3, 5, 9] and means.tolist() == [3.5, 6.5, 10.0]
     assert binned(steps, steps * 1.0, 4, np.maximum)[1].tolist() == [4.0, 8.0, 11.0]
+
+
+def test_a_picture_that_the_disk_has_no_room_for_is_named(compare, write, tmp_path, capsys):
+    runs = [str(write(name, LOSSES)) for name in "ab"]
+    with file_size_limit(5_000):
+        assert compare.main([*runs, "-o", str(tmp_path / "c.png")]) == 2
+    assert capsys.readouterr().err == f"{tmp_path / 'c.png'}: File too large\n"
 
 
 def test_a_title_stands_in_the_place_of_the_verdict(write, tmp_path):

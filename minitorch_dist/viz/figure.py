@@ -16,7 +16,7 @@ STYLE = {"font.family": "DejaVu Sans", "font.size": 10.5, "axes.spines.top": Fal
 def drawn(path, size, layout="constrained"):
     """A matplotlib Figure of `size` inches, to be filled inside of the block; at its end it is written into the file
     `path`, as PNG, SVG or PDF by the name's ending. layout: matplotlib's; None: the caller places the axes. ValueError
-    for a name without an ending, to which matplotlib would give one."""
+    for a name without an ending, to which matplotlib would give one; OSError, naming it, where it can't be written."""
     if not Path(path).suffix:
         raise ValueError(f"{path} needs an ending, as in {Path(path).name}.png")
     import matplotlib
@@ -25,7 +25,11 @@ def drawn(path, size, layout="constrained"):
         figure = Figure(figsize=size, dpi=150, layout=layout)
         yield figure
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
+        try:
+            figure.savefig(path)
+        except OSError as error:
+            error.filename = error.filename or str(path)    # of a full disk matplotlib doesn't name the file
+            raise
 
 
 def host_values(array):
