@@ -267,10 +267,13 @@ def run_case(drive, learner, inputs, run, job):
 
 
 def set_limits(job, late):
-    """Of time, memory and files. At the time limit every rank writes its stack, then ends."""
+    """Of time, memory and files, or the account's own where those are lower. At the time limit every rank writes its
+    stack, then ends."""
     for kind, limit in ((resource.RLIMIT_CPU, int(job["limit"] + CPU_SECONDS)), (resource.RLIMIT_FSIZE, FILE_BYTES),
                         (resource.RLIMIT_AS, int(job["memory"] * 2**30)), (resource.RLIMIT_CORE, 0)):
         if limit or kind == resource.RLIMIT_CORE:
+            highest = resource.getrlimit(kind)[1]
+            limit = limit if highest == resource.RLIM_INFINITY else min(limit, highest)
             resource.setrlimit(kind, (limit, limit))
     faulthandler.dump_traceback_later(job["limit"], file=late)
     signal.setitimer(signal.ITIMER_REAL, job["limit"] + AFTER_THE_LIMIT)

@@ -1,6 +1,9 @@
 """The frame on small exercises of its own: what a learner is told of errors, deadlocks and limits; seeds, slots."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -372,3 +375,14 @@ def test_a_damaged_progress_file_is_named(tmp_path, text):
         Answers(Course(mine=tmp_path)).progress()
     (tmp_path / "progress.json").write_text(json.dumps({"08.1": {"passed": "2026-01-01"}}))
     assert Answers(Course(mine=tmp_path)).passed(Course().exercise("08.1"))
+
+
+def test_an_account_with_lower_limits_keeps_them():
+    """As ulimit sets them: an answer isn't blamed for a limit that can't be raised."""
+    lines = ["import os, resource", "from exercises.frame import child",
+             "resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 6000))",
+             "child.set_limits({'limit': 5, 'memory': 3}, open(os.devnull, 'w'))",
+             "print(*(resource.getrlimit(kind) for kind in (resource.RLIMIT_FSIZE, resource.RLIMIT_AS)))"]
+    said = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=Path(__file__).parents[2],
+                          capture_output=True, text=True, timeout=60)
+    assert said.stdout == f"(6000, 6000) ({3 * 2**30}, {3 * 2**30})\n", said.stderr
