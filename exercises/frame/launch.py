@@ -164,9 +164,13 @@ def _prepare(box, exercise, path, cases, n, uses, closed, drive, limit, memory):
            "closed": [str(folder) for folder in closed], "checkout": str(ROOT),
            "limit": (exercise.limit if limit is None else limit) * patience(),
            "memory": exercise.memory if memory is None or not exercise.memory else memory}
-    (box / "job.json").write_text(json.dumps(job))
-    for rank in range(n):
-        save(box / f"in-{rank}.values", [case[rank] for case in cases])
+    try:
+        (box / "job.json").write_text(json.dumps(job))
+        for rank in range(n):
+            save(box / f"in-{rank}.values", [case[rank] for case in cases])
+    except OSError as error:
+        error.filename = error.filename or str(box)     # of a full disk writing says nothing of the file
+        raise
     return job
 
 

@@ -24,12 +24,17 @@ def drawn(path, size, layout="constrained"):
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=size, dpi=150, layout=layout)
         yield figure
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        try:
-            figure.savefig(path)
-        except OSError as error:
-            error.filename = error.filename or str(path)    # of a full disk matplotlib doesn't name the file
-            raise
+        write(figure, path)
+
+
+def write(figure, path):
+    """Write a Figure into the file `path`, whose folder is made. OSError, naming the file, where that can't be."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)    # of a full disk matplotlib doesn't name the file
+        raise
 
 
 def host_values(array):

@@ -3,16 +3,18 @@
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from exercises.frame import Check, child, gives, launch, seeds
+from exercises.frame import Check, child, gives, launch, pictures, seeds
 from exercises.frame.answers import Answers
 from exercises.frame.checking import check_answer
 from exercises.frame.course import Course, CourseError, Exercise
 from minitorch_dist.testing import ranks
+from tests.parallel.test_offload import file_size_limit
 
 
 def run(tmp_path, source, cases=None, n=1, drive=None, **fields):
@@ -386,3 +388,13 @@ def test_an_account_with_lower_limits_keeps_them():
     said = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=Path(__file__).parents[2],
                           capture_output=True, text=True, timeout=60)
     assert said.stdout == f"(6000, 6000) ({3 * 2**30}, {3 * 2**30})\n", said.stderr
+
+
+def test_a_full_disk_is_told_with_its_file(tmp_path, monkeypatch):
+    """Inputs are written into the system's folder for temporary files, pictures into the learner's."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with file_size_limit(5_000), pytest.raises(OSError, match=f"File too large: '{tmp_path}/check-"):
+        run(tmp_path, "def f(x):\n    return x\n", [[{"x": np.zeros(10_000)}]])
+    figure, _ = pictures.canvas()
+    with file_size_limit(5_000), pytest.raises(OSError, match=f"File too large: '{tmp_path}/a.png'"):
+        pictures.save(figure, tmp_path / "a.png")
