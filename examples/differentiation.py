@@ -3,16 +3,13 @@
     python examples/differentiation.py
 """
 
-import argparse
-
 import numpy as np
 
 import minitorch_dist as mt
-from minitorch_dist import ledger, nn
-from minitorch_dist.program import one_process
+from minitorch_dist import ledger, nn, program
 
-one_process("differentiation.py")
-argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+program.one_process("differentiation.py")
+program.ArgumentParser(description=__doc__).parse_args()
 rng = np.random.default_rng(0)
 
 # 1. Forward mode with unknown tangents leaves a linear program; read upwards it is reverse mode.

@@ -14,8 +14,6 @@ operands lie, how its result lies, and what this rank sent for it, by the ledger
 forward and backward.
 """
 
-import argparse
-
 import numpy as np
 
 import minitorch_dist as mt
@@ -69,8 +67,7 @@ def planned(ranks, batch):
 
 def main():
     """Run the ways one after another."""
-    parser = argparse.ArgumentParser(prog="sharding.py", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    world, parser = comm.world(), program.ArgumentParser(prog="sharding.py", description=__doc__)
     parser.add_argument("--explain", nargs="*", default=["megatron", "data", "both"],
                         choices=["megatron", "sequence", "data", "zero", "both", "fsdp", "none"],
                         help="of which to print ops")
@@ -79,7 +76,6 @@ def main():
     args = parser.parse_args()
     if args.batch < 1:
         parser.error(f"--batch {args.batch}: must be at least 1")
-    world = comm.world()
     if args.plan is not None:
         if not 1 <= args.plan <= MOST_RANKS:
             parser.error(f"--plan {args.plan}: 1 rank or more, and at most {MOST_RANKS:,}")

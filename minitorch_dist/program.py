@@ -95,7 +95,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 class Sections(argparse.ArgumentParser):
     """argparse's, whose options stand in sections, and which at a mistake names the wanted ones alone where there are
-    many."""
+    many. From then on a terminal that can't show all letters shows the others."""
 
     FEW = 12
     here = None         # the section that options are added to
@@ -108,6 +108,8 @@ class Sections(argparse.ArgumentParser):
         return (self.here.add_argument if self.here else super().add_argument)(*names, **options)
 
     def parse_known_args(self, *args, **kwargs):
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="replace")        # a terminal without × shows ?
         if self.usage is None and len(self._actions) > self.FEW and all(a.option_strings for a in self._actions):
             wanted = [f"{a.option_strings[0]} {a.metavar or a.dest.upper()}" for a in self._actions if a.required]
             self.usage = " ".join(["%(prog)s", *wanted, "[options]        (--help lists them)"])

@@ -50,14 +50,13 @@ def main(argv=None):
     """Compare the runs named on the command line; returns the exit status."""
     program.one_process("compare.py")
     description, _, details = __doc__.partition("\n\n")
-    parser = argparse.ArgumentParser(description=description, epilog=details,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = program.Sections(description=description, epilog=details,
+                              formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run; the first is the reference")
     parser.add_argument("-o", "--output", default="runs/curves.png", metavar="FILE.png", help="default: %(default)s")
     parser.add_argument("--tolerance", type=tolerance, default=1e-4, metavar="T",
                         help="largest |Δloss| that still counts as one curve (default: %(default)g)")
     args = parser.parse_args(argv)
-    sys.stdout.reconfigure(errors="replace")    # a terminal without Δ shows ?
     try:
         runs = [viz.read_run(folder) for folder in args.runs]
         verdict = viz.verdict(runs, args.tolerance)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -253,3 +254,16 @@ def test_a_reader_may_leave(write, tmp_path, arguments):
                           stderr=subprocess.PIPE, text=True) as program:
         program.stdout.close()
         assert program.stderr.read() == "" and program.wait(timeout=60) == 1
+
+
+@pytest.mark.parametrize("arguments", [
+    "mnist_demo/compare.py {0} {1} -o {2}/curves.png", "examples/sharding.py --plan 2",
+    "-m minitorch_dist plan --parameters 1e9 --devices 2",
+    "mnist_demo/train.py --data digits --steps 1 --out {2}/run"], ids=["compare", "sharding", "plan", "train"])
+def test_a_terminal_without_some_letters_shows_the_others(write, tmp_path, arguments):
+    command = arguments.format(write("a", LOSSES), write("b", LOSSES), tmp_path).split()
+    for encoding in ("ascii", "utf-8"):
+        run = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, timeout=100,
+                             env={**os.environ, "PYTHONIOENCODING": encoding})
+        assert b"Traceback" not in run.stderr and run.returncode in (0, 1), run.stderr
+        assert (b"?" in run.stdout) == (encoding == "ascii")
