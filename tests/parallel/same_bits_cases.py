@@ -77,13 +77,15 @@ def parting(way, spoiled, name, element, bit, what="parameter"):
     return before, after, said(model), values
 
 
-def checked_work(dropout, rows=13):
+def checked_work(dropout, rows=13, recomputed=False):
     """What check_work says of ranks that are right, then of a rank 1 that is wrong by 2⁻²⁰, for two shards of a batch
-    of so many rows."""
+    of so many rows; recomputed: of layers whose forwards are checkpoints."""
     world = comm.world()
     mt.manual_seed(4)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(SIZES[0], SIZES[1]), nn.Dropout(dropout),
-                                                  nn.Linear(SIZES[1], SIZES[2])), world)
+    module = nn.Sequential(nn.Linear(SIZES[0], SIZES[1]), nn.Dropout(dropout), nn.Linear(SIZES[1], SIZES[2]))
+    for layer in module if recomputed else ():
+        layer.forward = mt.checkpoint(layer.forward)
+    model = DistributedDataParallel(module, world)
     random = np.random.default_rng(5)
     x, labels = random.standard_normal((13, SIZES[0])).astype(np.float32), random.integers(0, SIZES[2], 13)
     loader = data.Loader(x, labels, 13 - rows or 13, rank=world.rank, size=world.size)

@@ -72,12 +72,13 @@ def test_wrong_work_before_the_sum_is_not_seen():
     assert parting(4, "ddp", [1], "0.bias", 0, 0, "work")[:2] == (None, None)
 
 
-@pytest.mark.parametrize("dropout, count, shards", [
-    (0.0, 13, ("0 to 3", "3 to 6")), (0.3, 13, ("0 to 3", "3 to 6")), (0.0, 2, ("0 to 1", "1 to 2"))])
-def test_wrong_work_is_seen_by_working_it_out_again(dropout, count, shards):
+@pytest.mark.parametrize("dropout, count, shards, recomputed", [
+    (0.0, 13, ("0 to 3", "3 to 6"), False), (0.3, 13, ("0 to 3", "3 to 6"), False),
+    (0.3, 13, ("0 to 3", "3 to 6"), True), (0.0, 2, ("0 to 1", "1 to 2"), False)])
+def test_wrong_work_is_seen_by_working_it_out_again(dropout, count, shards, recomputed):
     """Whose shard it is makes no difference, not even the wrong rank's own; the model and its gradients stay. Of 2 rows
     4 ranks share, the first and the third have none."""
-    for said in crews.call(CASES + "checked_work", 4, (dropout, count)):
+    for said in crews.call(CASES + "checked_work", 4, (dropout, count, recomputed)):
         assert said[0] is None
         for rows, text in zip(shards, said[1:], strict=True):
             assert text.startswith(f"the ranks work out different gradients of the rows {rows} of step 6:\n")
