@@ -30,7 +30,8 @@ def of_each_form(samples):
 STRIDED = of_each_form(SAMPLES)
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.id)
+@pytest.mark.parametrize("sample", [pytest.param(s, marks=[pytest.mark.thorough] * ("large tiles" in s.id))
+                                    for s in SAMPLES], ids=lambda s: s.id)
 def test_as_defined(sample, monkeypatch):
     guard = harness.guarded(monkeypatch)
     wanted = sample.definition(*map(harness.exact, harness.copied(sample.args)))
