@@ -198,7 +198,7 @@ class GPT:
         """[(name, shape)] of a block with such a window: heads and the feed-forward's inner features are divided by tp
         (parallel/tensor/tensor_parallel.py), experts by ep (parallel/experts/moe.py)."""
         return [*self._norm("norm1"), *self._attention(tp, window), *self._norm("norm2"),
-                *(self._mixture(ep) if self.experts else self._feed_forward(self.inner // tp))]
+                *(self.mixture(ep) if self.experts else self._feed_forward(self.inner // tp))]
 
     def _attention(self, tp, window):
         h, count, sizes = self.width, self.features, self.latent
@@ -228,7 +228,8 @@ class GPT:
         h = self.width
         return self._linear("mlp.0", (self.gates * inner, h)) + self._linear("mlp.2", (h, inner))
 
-    def _mixture(self, ep):
+    def mixture(self, ep):
+        """[(name, shape)] of a block's router, of its experts, which so many ranks divide, and of shared ones."""
         shared = self._experts("shared", 1, self.shared_experts * self.inner) if self.shared_experts else []
         return [("mlp.router.weight", (self.experts, self.width)),
                 *self._experts("experts", self.experts // ep, self.inner), *shared]

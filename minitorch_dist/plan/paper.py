@@ -162,7 +162,7 @@ def rank_of(job, place):
         collectives, flops, size = data_parallel(job, pieces, len(trained)), flops_of(job, stages), stepped(trained)
         for each, where in ((job, stages), *((job.ahead(k), [ALONE]) for k in range(1, 1 + job.depth))):
             collectives += [c for axis, sent in SENT_ALONG.items() if job.along(axis) > 1
-                            for c in sent(each, place, where) if c.ranks > 1]
+                            for c in sent(each, place, where)]
     parameters, gradients, optimizer = state(job, pieces)
     if not job.offload_optimizer:
         return Rank(parameters, gradients, optimizer, buffered, activations_kept, collectives, flops)

@@ -176,7 +176,7 @@ def tensor_parallel(job, place, stages):
 def own_positions(job, blocks, times):
     """Of mixtures that route a rank's own positions; `times` forward."""
     m = job.micro_batches * blocks
-    weights = [shape for name, shape in job.model._mixture(job.expert_ranks) if not name.startswith("mlp.experts.")]
+    weights = [shape for name, shape in job.model.mixture(job.expert_ranks) if not name.startswith("mlp.experts.")]
     return [("all_reduce", nbytes, m * times) for nbytes in means(job)] + [
         ("all_reduce", prod(shape) * job.sizes["gradient"], m) for shape in weights if job.adapters is None]
 

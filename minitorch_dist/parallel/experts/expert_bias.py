@@ -50,7 +50,9 @@ def max_violation(load):
 
 def update(model, speed=0.001, comm=None):
     """Move the biases of all experts below a model by what was chosen since the last call; returns the Loads, of all
-    ranks. To be called after each optimizer step, also one that a GradScaler has left out. Collective: one all-reduce.
+    ranks. To be called after each optimizer step, also one that a GradScaler has left out. Collective: one
+    all-reduce, and one more where ranks that share sequences have counted each their own positions
+    (tensor/mixtures.py).
 
     model  a Module, or a list of a pipeline's chunks. A MoE without expert_bias is passed over
     speed  u, how far a bias moves; 0 leaves it where it is. Scores are between 0 and 1
