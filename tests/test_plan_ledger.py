@@ -97,6 +97,9 @@ RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
     "experts over tensors, divided twice": OWN | {"ep": 2, "micro_batches": 2, "model": CHOSEN | {"tied": False}},
     "experts over tensors, 2, divided, gathered again": OWN | TILED | {
         "ep": 2, "dp": 2, "stage": 2, "sequence_parallel": "regather", "model": CHOSEN | {"group": "sequence"}},
+    "experts over tensors, ring": OWN | TILED | {"cp": 2, "time": 12, "model": CHOSEN | {"group": "sequence"}},
+    "experts, no capacity, ring, divided": {"cp": 2, "ep": 2, "time": 12, "model": CHOSEN},
+    "experts, no capacity, ring, 3, divided": {"cp": 2, "ep": 2, "stage": 3, "time": 12, "model": CHOSEN},
     "ring, sequences": {"cp": 2, "tp": 2, "time": 12, "sequence_parallel": True, "micro_batches": 2},
     "ring, sequences, checkpoints": {"cp": 2, "tp": 2, "time": 12, "sequence_parallel": True, "checkpointing": True},
     "ring, one head": {"cp": 2, "tp": 2, "time": 12, "sequence_parallel": True, "model": {"heads": 2}},

@@ -26,9 +26,9 @@ class Job:
     model          a GPT, or Parameters
     dp, tp, pp     the mesh: ranks that divide the samples, the matrices, the layers
     cp, ep         ranks that divide each sequence; that divide the samples and the experts. tp's are neighbours, then
-                   cp's and ep's, then pp's
+                   ep's, then cp's, then pp's
     cp_by          "ring" or "all_to_all", as in parallel/context/context.py
-    stage          ZeRO's along dp, cp and ep, 0 to 3; of the experts, where ep divides them, along dp
+    stage          ZeRO's along dp, cp and ep, 0 to 3; of the experts, where ep divides them, along dp and cp
     shard_over     so many neighbours of these ranks share a copy (None: all), as in parallel/fsdp/hybrid.py
     batch          samples per step, over all ranks; time: tokens of each
     micro_batches  pieces in which a rank's samples run, through the pipeline or one after another
@@ -289,8 +289,13 @@ class Job:
         return self.expert_ranks if axis == "ep" else getattr(self, axis)
 
     @property
+    def expert_replicas(self):
+        """Those that hold the same experts."""
+        return self.replicas // self.ep
+
+    @property
     def expert_shards(self):
-        """Of the dp ranks that hold the same experts, those over which one copy of these is cut."""
+        """Of these, those over which one copy of the experts is cut."""
         return max(1, self.shards // self.ep)
 
     @property

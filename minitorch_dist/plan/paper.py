@@ -123,7 +123,7 @@ def plan(job, device):
     """A Plan."""
     ranks = [rank_of(job, place) for place in range(job.pp)]
     bubble = play(job.steps).bubble if job.pp > 1 else 0.0
-    spans = {"tp": job.tp, "cp": job.tp * job.cp, "ep": job.tp * job.ep, "pp": job.ranks // job.dp,
+    spans = {"tp": job.tp, "cp": job.tp * job.ep * job.cp, "ep": job.tp * job.ep, "pp": job.ranks // job.dp,
              "dp": job.ranks if job.dp > 1 else job.tp * job.cp * job.ep, "shard": span_of_shards(job),
              "near": span_of(job, job.near or 1)}
     took = {axis: max(sum(c.seconds(device.costs(spans[axis])) for c in rank.collectives if c.axis == axis)
@@ -182,7 +182,7 @@ def pieces_of(job, stages):
     else:
         found = []
         for stage in stages:
-            for expert, ranks in ((False, job.replicas), (True, job.dp)):       # its own, where experts are divided
+            for expert, ranks in ((False, job.replicas), (True, job.expert_replicas)):    # divided ones have theirs
                 shapes = [p.shape for p in job.arrivals(stage) if divided(job, p) == expert]
                 found += [Piece(size, ranks, 1, job.sizes)
                           for size in (buckets(shapes, job.sizes["gradient"]) if shapes else [])]
@@ -238,7 +238,7 @@ def units_of(job, module):
         if p.trained or job.stage == 3:
             tied = job.copied and p.name in ("embed.weight", "head.weight")     # by itself (parallel/fsdp/grouping.py)
             found.setdefault((divided(job, p), p.trained, p.itemsize, tied), []).append(p.shape)
-    kinds = {False: (job.shards, job.replicas), True: (job.expert_shards, job.dp)}
+    kinds = {False: (job.shards, job.replicas), True: (job.expert_shards, job.expert_replicas)}
     return [Piece(unit(shapes, ranks, trained), ranks, alike // ranks,
                   job.sizes if trained else {"parameter": itemsize})
             for (experts, trained, itemsize, _), shapes in found.items() for ranks, alike in (kinds[experts],)]

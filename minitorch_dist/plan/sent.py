@@ -316,8 +316,9 @@ def expert_parallel(job, place, stages):
     if job.dispatch_once:
         ahead, each = ahead + 8 * ranks, visits(model.experts, model.top_k, ranks) / model.top_k
     found = [("counts", ahead, forward * job.micro_batches)] * (model.capacity_factor is None)
+    time = job.time // job.cp
     for samples, times in Counter(job.pieces).items():
-        rows = model.rows(samples * job.time, job.time) / (ranks / job.ep)     # of the rank's own positions
+        rows = model.rows(samples * time, time) / (ranks / job.ep)     # of the rank's own positions
         found += [(what, each * rows * nbytes, (forward + back) * times)
                   for what, nbytes in (("to the experts", short), ("and back", row))]
         if job.dispatch_once:
