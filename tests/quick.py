@@ -22,6 +22,15 @@ def left_out(tests):
     return out
 
 
+def asked(request, *parameters):
+    """The values of these parameters in those tests of the module that will run, as tuples: for fixtures that do the
+    work of many cases at once."""
+    tests = [item.callspec.params for item in request.session.items
+             if item.path == request.path and hasattr(item, "callspec")]
+    return list(dict.fromkeys(tuple(test[name] for name in parameters) for test in tests
+                              if test.keys() >= set(parameters)))
+
+
 class Quick:
     """The plugin."""
 

@@ -10,6 +10,8 @@ from minitorch_dist.comm import circle
 from minitorch_dist.comm.state import LATE, MESSAGE, Call, state
 from minitorch_dist.testing import ranks
 
+from ..quick import asked
+
 LIMIT = 30
 HEAD = """
 import threading, time
@@ -162,8 +164,8 @@ NO_CIRCLES = {"comes late": (4, LATE_COMER), "posts in another order": (2, POSTE
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """{what: its Run}, three at a time, for most of them wait."""
+def runs(request, tmp_path_factory):
+    """{what: its Run} of those that are tested, three at a time, for most of them wait."""
     folder = tmp_path_factory.mktemp("programs")
 
     def run(what):
@@ -171,9 +173,9 @@ def runs(tmp_path_factory):
         path = folder / f"{what.replace(' ', '_')}.py"
         path.write_text(HEAD + program)
         return ranks.launch([path], n, LIMIT, env={"MINITORCH_NODES": str(nodes)})
-    every = [*CIRCLES, *NO_CIRCLES]
+    tested = [what for what, in asked(request, "what")]
     with ThreadPoolExecutor(3) as pool:
-        return dict(zip(every, pool.map(run, every), strict=True))
+        return dict(zip(tested, pool.map(run, tested), strict=True))
 
 
 @pytest.mark.parametrize("what", CIRCLES)

@@ -19,6 +19,8 @@ from exercises.frame.starting import Starters
 from exercises.rehearse import answers, files, wrong_answers
 from minitorch_dist.testing import ranks
 
+from ..quick import asked
+
 COURSE = Course()
 CHAPTERS = {chapter.folder: chapter for chapter in COURSE.chapters}
 EXERCISES = {exercise.id: exercise for exercise in COURSE.all_exercises}
@@ -31,6 +33,7 @@ STARTED = {}
 for name, (exercise, _, text) in ANSWERS.items():
     if text == "passed":
         STARTED.setdefault((exercise.kind, *exercise.allow), name)
+SLOW = {"13.2 wrong/softmax_program_per_column"}       # 9,000 programs in the interpreter: 10 to 20 s
 TOO_SLOW = "no answer within"      # what is said of a wrong answer that is to reach its limit
 
 each_chapter = pytest.mark.parametrize("chapter", CHAPTERS.values(), ids=CHAPTERS)
@@ -48,8 +51,7 @@ def judged(name, forked):
 @pytest.fixture(scope="module")
 def verdicts(request):
     """{name: future of the Verdict}, two at a time, of those answers whose tests will run; forked but for STARTED."""
-    wanted = {item.callspec.params.get("name") for item in request.session.items
-              if item.path == request.path and hasattr(item, "callspec")}
+    wanted = {name for name, in asked(request, "name")}
     with Starters() as starters, ThreadPoolExecutor(AT_ONCE) as pool:
         found = {name: pool.submit(judged, name, None if name in STARTED.values() else starters.launch)
                  for name in ANSWERS if name in wanted}
@@ -58,7 +60,8 @@ def verdicts(request):
             future.cancel()
 
 
-@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.thorough] * (name in SLOW))
+                                  for name in ANSWERS])
 def test_an_answer_is_told_what_it_is(name, verdicts, tmp_path):
     exercise, path, text = ANSWERS[name]
     verdict = verdicts[name].result()

@@ -13,6 +13,8 @@ from exercises.frame.checking import check_answer
 from exercises.frame.course import Course
 from minitorch_dist.testing import ranks
 
+from ..quick import asked
+
 COURSE = Course()
 ROOT = COURSE.exercises.parent
 SOLUTION = COURSE.solutions / "08_data_parallel" / "average_gradients.py"
@@ -117,8 +119,7 @@ def short_start():
 def verdicts(request, short_start, tmp_path_factory):
     """{name: future of the Verdict} of those that are asked for, three at a time, for most of them wait; the slowest
     first."""
-    asked = {item.callspec.params["name"] for item in request.session.items
-             if getattr(item, "originalname", None) == test_a_cheat_is_rejected.__name__}
+    cheats = [name for name, in asked(request, "name")]
 
     def check(name, folder):
         answer = folder / "average_gradients.py"
@@ -127,7 +128,7 @@ def verdicts(request, short_start, tmp_path_factory):
     with ThreadPoolExecutor(3) as pool:
         # pytest's folders are not for threads: two that ask for the first one each get a place of their own for all.
         yield {name: pool.submit(check, name, tmp_path_factory.mktemp("cheat"))
-               for name in sorted(asked, key=lambda name: (name != SLOW, name))}
+               for name in sorted(cheats, key=lambda name: (name != SLOW, name))}
 
 
 @pytest.mark.parametrize("name", CHEATS)

@@ -23,6 +23,7 @@ from minitorch_dist.kernels import bias_gelu, build, dropout, launch, matmul, no
 from minitorch_dist.kernels import flash_attention as flash
 from minitorch_dist.kernels import softmax_cross_entropy as cross_entropy
 
+from ..quick import asked
 from . import PATIENCE
 from .compile_all import spilled
 from .recording import DeviceArray, RecordingDriver, fake_build
@@ -98,13 +99,14 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def chosen(tmp_path_factory):
-    """{(case, its compute capability): [(kernel, facts)]}."""
+def chosen(request, tmp_path_factory):
+    """{(case, its compute capability): [(kernel, facts)]} of those cases that are tested."""
     folder, calls = tmp_path_factory.mktemp("chosen"), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "build", fake_build())
         patch.setattr(launch, "empty", lambda shape, dtype, like: array(dtype, *shape))
-        for name, capability, call, wanted, _ in CASES:
+        tested = asked(request, "name", "capability")
+        for name, capability, call, wanted, _ in [case for case in CASES if case[:2] in tested]:
             gpu = RecordingDriver(cc=capability)
             patch.setattr(launch, "_driver", gpu)
             patch.setattr(launch, "_functions", {})

@@ -10,6 +10,7 @@ import pytest
 
 from minitorch_dist import kernels
 
+from ..quick import asked
 from . import PATIENCE
 from .compile_all import examples, spilled
 
@@ -25,8 +26,7 @@ CASES = [pytest.param(name, index, cc, marks=[pytest.mark.thorough] * bool(cc !=
 def compiled(request, tmp_path_factory):
     """{id: facts} of compile_all, by two processes at once: of all for 9.0, and of what is tested here for others."""
     environment = os.environ | {"TRITON_INTERPRET": "0", "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cubins"))}
-    tested = {tuple(item.callspec.params.get(part) for part in ("name", "index", "cc")) for item in
-              request.session.items if item.module is request.module and hasattr(item, "callspec")}
+    tested = asked(request, "name", "index", "cc")
     every = [case.values for case in CASES if case.values in tested or case.values[2] == 90]
     halves = [[f"{name}-{index}-sm{cc}" for name, index, cc in every if (cc == 90) == there] for there in (True, False)]
     running = [subprocess.Popen([sys.executable, "-m", f"{__package__}.compile_all", *half], cwd=ROOT,

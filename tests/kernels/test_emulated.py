@@ -11,6 +11,7 @@ import pytest
 
 from minitorch_dist import kernels
 
+from ..quick import asked
 from . import PATIENCE, harness
 
 ROOT = Path(__file__).parents[2]
@@ -31,13 +32,11 @@ def emulated(*task):
 @pytest.fixture(scope="module")
 def of_samples(request, tmp_path_factory):
     """{(compute capability, id): error} of those samples that are to be tested."""
-    asked = {}
-    for item in request.session.items:
-        if item.path == request.path and "sample" in getattr(item, "fixturenames", ()):
-            capability, name = item.callspec.params["sample"]
-            asked.setdefault(capability, []).append(name)
+    names_of = {}
+    for sample, in sorted(asked(request, "sample")):
+        names_of.setdefault(sample[0], []).append(sample[1])
     errors = {}
-    for capability, names in asked.items():
+    for capability, names in names_of.items():
         path = tmp_path_factory.mktemp("asked") / "ids.json"
         path.write_text(json.dumps(names))
         errors |= {(capability, line["id"]): line["error"] for line in emulated("samples", capability, path)}

@@ -54,3 +54,10 @@ def test_what_pytest_runs(tmp_path, flags, passed):
 
 def test_what_is_run_whole_is_there():
     assert all((quick.ROOT / place).exists() for place in quick.WHOLE)
+
+
+@pytest.mark.parametrize("left, right", [(1, 2), (3, 4)])
+def test_fixtures_know_what_will_run(request, left, right):
+    found = quick.asked(request, "right", "left")
+    assert (right, left) in found and set(found) <= {(2, 1), (4, 3)}
+    assert quick.asked(request, "left", "flags") == []
