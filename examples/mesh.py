@@ -45,8 +45,8 @@ SIZES = {"layers": (4, "blocks"), "heads": (4, "attention heads"), "dim": (64, "
          "length": (8, "characters that the model sees"), "batch_size": (128, "samples per step, over all ranks"),
          "steps": (600, "optimizer steps")}
 ALIASES = {"dim": ["--width"], "length": ["--sequence-length"], "batch_size": ["--batch"]}       # as plan calls them
-CUTS = ("zero", "schedule", "chunks", "micro_batches", "cp_by", "sequence_parallel", "experts_over_tp",
-        "compile")
+CUTS = ("zero", "schedule", "chunks", "micro_batches", "cp_by", "sequence_parallel", "experts_over", "compile")
+EXPERTS = ("cp,ep", "cp,ep,tp", "cp,tp", "ep,tp")       # ranks that divide them; what these send is ep's
 HELD = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer"}
 NOTE = ("counted: with norms for clipping, and the whole batch's tokens; on paper: as if each token were a target, and "
         "nothing overlapped")
@@ -77,8 +77,8 @@ def parse(argv):
     p.add_argument("--dispatch-once", action="store_true", help="a token goes to a rank once, however many of its "
                    "experts are there; with --no-capacity")
     p.add_argument("--sequence-parallel", action="store_true", help="tp divides what lies between its matrices, too")
-    p.add_argument("--experts-over-tp", action="store_true", help="tp's ranks divide experts, too, and route their own "
-                   "positions; with --sequence-parallel and --no-capacity")
+    p.add_argument("--experts-over", nargs="+", choices=["cp", "tp"], default=[], help="these ranks divide experts, "
+                   "too, and route their own positions; with --no-capacity, tp with --sequence-parallel")
     p.section("task and model")
     p.add_argument("--text", help="a UTF-8 file to learn (default: addition problems)")
     p.add_argument("--family", choices=list(FAMILIES), default="gpt", help="see gpt.py")
@@ -189,7 +189,7 @@ def pipeline_of(args, task, mesh):
     model, replicas = network(args, task), mesh[REPLICAS]
     if args.tp > 1:
         parallelize_module(model, mesh["tp"], plan_of(model), args.sequence_parallel)
-    over = tuple(axis for axis, cut in (("ep", args.ep > 1), ("tp", args.experts_over_tp)) if cut)
+    over = tuple(axis for axis in AXES if axis in args.experts_over or axis == "ep" and args.ep > 1)
     if over:
         parallelize_module(model, mesh[over], moe.plan_of(model))
     if args.dispatch_bits:
@@ -225,7 +225,7 @@ def on_paper(args, task, mesh):
               time=task.inputs.shape[1], micro_batches=args.micro_batches, schedule=args.schedule,
               chunks=args.chunks if args.schedule == "interleaved" else 1, sequence_parallel=args.sequence_parallel,
               cp_by=args.cp_by, tiled_loss=True, dispatch_bits=args.dispatch_bits,
-              dispatch_once=args.dispatch_once, experts_over_tp=args.experts_over_tp)
+              dispatch_once=args.dispatch_once, experts_over=tuple(args.experts_over))
     return plan(job, DEVICES["H100"])
 
 
@@ -234,7 +234,7 @@ def counted(book):
     sent = dict.fromkeys(AXES, 0)
     for (name, _), n in book.bytes_sent.items():
         axis = name.split()[0]      # "pp tied": between stages that share a parameter
-        axis = "ep" if axis == "ep,tp" else axis        # experts over both
+        axis = "ep" if axis in EXPERTS else axis
         sent[axis if axis in AXES else "dp"] += n       # "dp,cp,ep": gradients are summed over all of them
     held = {name: book.live[kind] for name, kind in HELD.items()}
     # A stage's input counts as a parameter while it is there.
@@ -251,7 +251,8 @@ def table(world, mesh, mine, paper):
     """Of each place along the pipeline the most that a rank has, counted and on paper (plan.Plan, or None), as lines of
     text. Collective."""
     everyone = world.all_gather_object((mesh["pp"].rank, mine))
-    columns = [*HELD, "activations", *(axis for axis in AXES if mesh[axis].size > 1)]
+    columns = [*HELD, "activations", *(axis for axis in AXES
+                                       if mesh[axis].size > 1 or any(rank[axis] for _, rank in everyone))]
     heads = ["kB of a rank", *HELD, "activations", *(f"sent, {axis}" for axis in columns[len(HELD) + 1:])]
     rows = []
     for place in range(mesh["pp"].size):

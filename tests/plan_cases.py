@@ -82,8 +82,8 @@ def prepare(job, module, mesh):
         tp.parallelize_module(module, mesh["tp"], ways_of(module), job["sequence_parallel"])
     if job["cp"] > 1:
         context_parallel(module, mesh["cp"], job["cp_by"])
-    if job["ep"] > 1 or job["experts_over_tp"]:
-        over = ["ep"] * (job["ep"] > 1) + ["tp"] * job["experts_over_tp"]
+    over = [axis for axis in ("cp", "ep", "tp") if axis in job["experts_over"] or axis == "ep" and job["ep"] > 1]
+    if over:
         tp.parallelize_module(module, mesh[over], moe.plan_of(module))
     if job["dispatch_bits"]:
         moe.dispatch_in_few_bits(module, job["dispatch_bits"])
@@ -188,7 +188,7 @@ def step(job, folder=None):
     out = dict.fromkeys(("dp", "shard", "near", "tp", "cp", "ep"), 0)
     for (name, _), count in book.bytes_sent.items():     # gradients are summed over the product of several axes
         first = name.partition(" but ")[0]      # an axis's ranks with the same experts
-        first = "ep" if first == "ep,tp" else first
+        first = "ep" if first in ("cp,ep", "cp,ep,tp", "cp,tp", "ep,tp") else first     # that divide experts
         out[first if first in out else "dp"] += count
     return held, dict(book.peak), out, sum(a.nbytes for run in optimizer.state for a in run.values())
 

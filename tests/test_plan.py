@@ -228,7 +228,7 @@ def test_every_rank_of_tensor_parallelism_does_the_work_of_all_experts():
 def test_ranks_that_route_their_own_positions_share_all_work():
     """Of 3 layers with two shared experts too; and each of 2 · 2 ranks holds a quarter of the experts."""
     sizes = replace(SMALL, experts=4, shared_experts=2, capacity_factor=None)
-    jobs = [Job(sizes, tp=tp, ep=ep, batch=6, time=12, sequence_parallel=tp > 1, experts_over_tp=tp > 1)
+    jobs = [Job(sizes, tp=tp, ep=ep, batch=6, time=12, sequence_parallel=tp > 1, experts_over=("tp",) * (tp > 1))
             for tp, ep in ((1, 1), (2, 1), (2, 2))]
     whole, *others = (rank_of(job).flops for job in jobs)
     assert others == [whole / 2, whole / 4]
@@ -291,11 +291,12 @@ def test_seconds_of_copies():
     alone = plan(Job(Parameters(1e9), dp=8, batch=8, stage=2, shard_over=1), SIMPLE)
     assert alone.sent("shard") == 0 and alone.sent("dp") == rank_of(replace(alone.job, stage=0, shard_over=None)
                                                                    ).collectives[0].sent
-    spans = {(4, 1, 2): 4, (4, 2, 2): 2, (4, 2, 4): 8, (1, 8, 4): 4}      # dp, cp, shard_over, pp=2 where cp < 8
-    for (dp, cp, shards), wanted in spans.items():
-        job = Job(replace(SMALL, tied=False), dp=dp, cp=cp, pp=2 if cp < 8 else 1, batch=dp, time=16, stage=1,
-                  shard_over=shards)
-        assert span_of_shards(job) == wanted, (dp, cp, shards)
+    spans = {(4, 1, 1, 2): 4, (4, 2, 1, 2): 2, (4, 2, 1, 4): 8, (1, 8, 1, 4): 4,     # dp, cp, ep, shard_over; pp=2
+             (2, 1, 4, 4): 4, (2, 2, 2, 4): 4, (2, 2, 2, 8): 16}                    # where cp < 8
+    for (dp, cp, ep, shards), wanted in spans.items():
+        job = Job(replace(SMALL, tied=False, experts=4, capacity_factor=None), dp=dp, cp=cp, ep=ep, stage=1, time=16,
+                  pp=2 if cp < 8 else 1, batch=dp * ep, shard_over=shards)
+        assert span_of_shards(job) == wanted, (dp, cp, ep, shards)
 
 
 def test_seconds_of_neighbours_and_few_bits():

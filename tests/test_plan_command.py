@@ -129,7 +129,7 @@ def test_what_the_page_says_of_experts_over_tensors(capsys):
     page = (Path(__file__).parents[1] / "docs" / "parallelism.md").read_text(encoding="utf-8")
     command = page[page.index("plan --family llama --layers 32"):].split("```")[0]
     words = command.replace("\\\n", " ").removeprefix("plan ")
-    for flags, held, computed in ((words, "51", "0.34"), (words.replace("--experts-over-tp", ""), "165", "1.18")):
+    for flags, held, computed in ((words, "51", "0.34"), (words.replace("--experts-over tp", ""), "165", "1.18")):
         status, out, _ = said(capsys, flags)
         table, times = (next(line for line in part.splitlines() if line.startswith("ZeRO 1")).split()
                         for part in out.split("\n\n")[1:3])
@@ -336,10 +336,17 @@ MISTAKES = {
     "--devices 8 --ep 8 --experts 8 --dispatch-once " + MODEL: "take all that choose them: give a GPT's sizes",
     "--devices 8 --experts 8 --no-capacity --dispatch-once " + MODEL: "--dispatch-once without divided experts",
     "--devices 8 --meshes --batch 8 --dispatch-once " + MODEL: "compares a step: leave --dispatch-once out",
-    "--devices 8 --tp 2 --experts-over-tp --no-capacity " + EXPERTS: "give --tp and --sequence-parallel, a GPT's sizes",
-    "--devices 8 --tp 2 --experts-over-tp --sequence-parallel " + EXPERTS: "--experts and --no-capacity",
-    "--devices 4 --ep 2 --tp 2 --experts-over-tp --sequence-parallel --no-capacity " + EXPERTS:
-        "ep=2 · tp=2 ranks can't share 6 experts",
+    "--devices 8 --tp 2 --no-capacity --experts 6 --experts-over tp " + MODEL:
+        "--experts-over tp without ranks that share sequences: give --tp and --sequence-parallel",
+    "--devices 8 --experts 6 --no-capacity --experts-over cp " + MODEL: "share sequences: give --cp",
+    "--devices 8 --tp 2 --sequence-parallel --experts 6 --experts-over tp " + MODEL: "--experts and --no-capacity",
+    "--devices 8 --cp 2 --ep 2 --tp 2 --sequence-parallel --no-capacity --experts 6 --experts-over tp cp " + MODEL:
+        "cp=2 · ep=2 · tp=2 ranks can't share 6 experts",
+    "--devices 8 --dp 2 --cp 2 --ep 2 --stage 1 --shard-over 3 --no-capacity --experts 8 --experts-over cp " + MODEL:
+        "--shard-over 3: it must divide the 8 ranks",
+    "--devices 12 --cp 2 --ep 2 --stage 1 --shard-over 6 --no-capacity --experts 8 --experts-over cp " + MODEL:
+        "--shard-over 6 with cp=2 · ep=2: a copy's ranks must have all experts, or share some: take a multiple or a "
+        "divisor of --cp · --ep",
     "--devices 8 --ep 8 --parameters 1e9 --dispatch-bits 8": "give a GPT's sizes, --experts and --ep",
     "--devices 1 --base-bits 4 " + MODEL: "--base-bits without adapters, which all else is frozen for: give",
     "--devices 1 --lora-targets *out " + MODEL: "--lora-targets without adapters",

@@ -14,7 +14,8 @@ from .plan_checks import job_of, rank_of, sent
 CASES = "tests.plan_cases:"
 TILED = {"tiled_loss": True}
 UNBOUND = {"experts": 4, "capacity_factor": None}
-OWN = {"tp": 2, "time": 10, "sequence_parallel": True, "experts_over_tp": True}
+OWN = {"tp": 2, "time": 10, "sequence_parallel": True, "experts_over": ("tp",)}
+RING = {"cp": 2, "time": 12, "experts_over": ("cp",)}
 CHOSEN = UNBOUND | {"top_k": 4}         # so that all are used alike
 NEAR = {"dp": 4, "stage": 3, "reshard_after_forward": 2}
 FEW, ONE = {"param_bits": 8, "reduce_bits": 4}, {"model": {"layers": 1}}
@@ -98,6 +99,17 @@ RUNS = {    # what is different from float32, a batch of 12 times 11 tokens
     "experts over tensors, 2, divided, gathered again": OWN | TILED | {
         "ep": 2, "dp": 2, "stage": 2, "sequence_parallel": "regather", "model": CHOSEN | {"group": "sequence"}},
     "experts over tensors, ring": OWN | TILED | {"cp": 2, "time": 12, "model": CHOSEN | {"group": "sequence"}},
+    "experts over a ring": RING | {"model": CHOSEN | {"group": "sequence"}},
+    "experts over a ring, 3, checkpoints": RING | {"dp": 2, "stage": 3, "checkpointing": True, "micro_batches": 2,
+                                                   "model": CHOSEN | {"shared_experts": 1}},
+    "experts over a ring, 2, divided twice": RING | {"ep": 2, "stage": 2, "model": CHOSEN | {"tied": False}},
+    "experts over a ring, 3, divided, two copies": RING | {"dp": 2, "ep": 2, "stage": 3, "shard_over": 4,
+                                                           "model": CHOSEN},
+    "experts over a ring, and tensors": RING | OWN | TILED | {
+        "time": 12, "experts_over": ("cp", "tp"), "model": CHOSEN | {"group": "sequence"}},
+    "experts over all-to-all, tensors, divided, 3": RING | OWN | TILED | {
+        "time": 12, "cp_by": "all_to_all", "ep": 2, "stage": 3, "experts_over": ("cp", "tp"),
+        "model": CHOSEN | {"experts": 8, "top_k": 8}},
     "experts, no capacity, ring, divided": {"cp": 2, "ep": 2, "time": 12, "model": CHOSEN},
     "experts, no capacity, ring, 3, divided": {"cp": 2, "ep": 2, "stage": 3, "time": 12, "model": CHOSEN},
     "ring, sequences": {"cp": 2, "tp": 2, "time": 12, "sequence_parallel": True, "micro_batches": 2},

@@ -77,7 +77,7 @@ def elements(job, samples, window=None):
                   "of q latent": tokens * (q_rank or model.width * (not kept)) / inputs,
                   "up": tokens * model.heads * (sizes.nope_size + sizes.value_size) / tp}
     if model.experts:
-        if job.experts_over_tp:         # of the rank's own positions, as `row`
+        if "tp" in job.experts_over:        # of the rank's own positions, as `row`
             tokens /= tp
             found |= {"seen": tokens * model.width}
         rows, chosen = model.rows(tokens, time), tokens * model.top_k

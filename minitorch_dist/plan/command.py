@@ -18,7 +18,7 @@ from .job import PRECISIONS, Job
 from .meshes import every
 from .model import GPT, LATENT, Parameters
 from .paper import gpu_hours, plan
-from .sent import AXES
+from .sent import AXES, EXPERTS_OVER
 
 SHAPE = ("layers", "width", "heads", "vocabulary", "context")
 MORE = ("kv_heads", "hidden", "family", "experts", "top_k", "capacity_factor", "group", "shared_experts", "predict",
@@ -82,8 +82,8 @@ def add_command(commands):
                    "gradients: 8 or 4")
     p.add_argument("--dispatch-once", action="store_true", help="a token goes to a rank once, however many of its "
                    "experts are there; with --no-capacity")
-    p.add_argument("--experts-over-tp", action="store_true", help="tp's ranks divide experts, too, and route their own "
-                   "positions; with --sequence-parallel and --no-capacity")
+    p.add_argument("--experts-over", nargs="+", choices=list(EXPERTS_OVER), default=[], help="these ranks divide "
+                   "experts, too, and route their own positions; with --no-capacity, tp with --sequence-parallel")
     p.add_argument("--shared-experts", type=int, help="beside them, which every token goes through")
     p.section("ranks")
     p.add_argument("--dp", type=int, help="ranks that divide the samples (default: what the others leave)")
@@ -161,7 +161,7 @@ def plans_of(args):
               args.offload_optimizer, args.shard_over, args.state_bits, tiled_loss=args.tiled_loss,
               reshard_after_forward=args.reshard_after_forward, param_bits=args.param_bits,
               reduce_bits=args.reduce_bits, dispatch_bits=args.dispatch_bits, dispatch_once=args.dispatch_once,
-              experts_over_tp=args.experts_over_tp, **_lora(args))
+              experts_over=tuple(args.experts_over), **_lora(args))
     return [plan(replace(job, stage=stage), device) for stage in stages]
 
 
@@ -181,7 +181,7 @@ def every_of(args):
              "--shard-over": args.shard_over is not None, "--generate": args.generate is not None,
              **{f"--{_spelt(name)}": getattr(args, name) is not None
                 for name in ("reshard_after_forward", "param_bits", "reduce_bits", "dispatch_bits")},
-             "--dispatch-once": args.dispatch_once, "--experts-over-tp": args.experts_over_tp}
+             "--dispatch-once": args.dispatch_once, "--experts-over": bool(args.experts_over)}
     if any(given.values()):
         raise ValueError("--meshes tries all of them, with 1f1b, and compares a step: leave "
                          f"{' '.join(name for name, it in given.items() if it)} out")

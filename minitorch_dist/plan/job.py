@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from math import inf, lcm
+from math import inf, lcm, prod
 
 from ..data.loader import share
 from ..optim.packed import BLOCK
@@ -28,7 +28,7 @@ class Job:
     cp, ep         ranks that divide each sequence; that divide the samples and the experts. tp's are neighbours, then
                    ep's, then cp's, then pp's
     cp_by          "ring" or "all_to_all", as in parallel/context/context.py
-    stage          ZeRO's along dp, cp and ep, 0 to 3; of the experts, where ep divides them, along dp and cp
+    stage          ZeRO's along dp, cp and ep, 0 to 3; of the experts along those of them that don't divide them
     shard_over     so many neighbours of these ranks share a copy (None: all), as in parallel/fsdp/hybrid.py
     batch          samples per step, over all ranks; time: tokens of each
     micro_batches  pieces in which a rank's samples run, through the pipeline or one after another
@@ -47,8 +47,8 @@ class Job:
     dispatch_bits  of rows on their way to experts, and of their answers' gradients: 8 or 4 (parallel/experts/moe.py)
     dispatch_once  a token goes to each rank of experts once, of experts without a capacity (parallel/experts/once.py);
                    activations count as without
-    experts_over_tp  experts without a capacity are divided over tp's ranks as well, which share sequences, and route
-                   their own positions (parallel/tensor/mixtures.py)
+    experts_over   "cp", "tp": beside ep axes whose ranks, which share sequences, divide experts without a capacity
+                   and route their own positions (parallel/tensor/mixtures.py)
     ValueError where it can't be done.
     """
 
@@ -81,7 +81,7 @@ class Job:
     reduce_bits: int | None = None
     dispatch_bits: int | None = None
     dispatch_once: bool = False
-    experts_over_tp: bool = False
+    experts_over: tuple = ()
 
     def __post_init__(self):
         for name in ("dp", "tp", "pp", "cp", "ep", "micro_batches", "batch", "time", "chunks"):
@@ -240,12 +240,12 @@ class Job:
 
     def _check_experts(self):
         if self.expert_ranks > 1 and (not self.model.experts or self.model.experts % self.expert_ranks):
-            over = f"ep={self.ep}" + f" · tp={self.tp}" * self.experts_over_tp
-            raise ValueError(f"{over} ranks can't share {self.model.experts} experts equally: take a divisor of "
-                             "--experts")
-        if self.shards % self.ep and self.ep % self.shards:
-            raise ValueError(f"--shard-over {self.shard_over} with ep={self.ep}: a copy's ranks must have all experts, "
-                             "or share some: take a multiple or a divisor of --ep")
+            raise ValueError(f"{self.sizes_of(self.expert_axes)} ranks can't share {self.model.experts} experts "
+                             "equally: take a divisor of --experts")
+        if self.shards % self.unlike and self.unlike % self.shards:
+            raise ValueError(f"--shard-over {self.shard_over} with {self.sizes_of(self.unlike_axes)}: a copy's ranks "
+                             "must have all experts, or share some: take a multiple or a divisor of "
+                             f"{' · '.join(f'--{axis}' for axis in self.unlike_axes)}")
         if self.model.experts and self.cp > 1 and self.model.capacity_factor is not None:
             raise ValueError(f"cp={self.cp} of a mixture of experts with a capacity, for which tokens of all ranks "
                              "compete: take --tp with --sequence-parallel, or experts without a capacity")
@@ -280,23 +280,48 @@ class Job:
         return self.replicas if self.shard_over is None else self.shard_over
 
     @property
+    def expert_axes(self):
+        """Axes whose ranks divide the experts, the slowest first."""
+        return [axis for axis in ("cp", "ep", "tp") if axis == "ep" or axis in self.experts_over]
+
+    @property
     def expert_ranks(self):
-        """Those that divide the experts."""
-        return self.ep * self.tp if self.experts_over_tp else self.ep
+        """How many ranks that is."""
+        return prod(getattr(self, axis) for axis in self.expert_axes)
+
+    @property
+    def expert_axis(self):
+        """The one that what they send counts along."""
+        several = [axis for axis in self.expert_axes if getattr(self, axis) > 1]
+        return several[0] if len(several) == 1 else "ep"
+
+    def sizes_of(self, axes):
+        """As text."""
+        return " · ".join(f"{axis}={getattr(self, axis)}" for axis in axes)
 
     def along(self, axis):
-        """How many ranks something is sent among along an axis: of ep those that divide experts, tp's too."""
+        """How many ranks something is sent among along an axis: of ep all that divide experts."""
         return self.expert_ranks if axis == "ep" else getattr(self, axis)
+
+    @property
+    def unlike_axes(self):
+        """Those of them along which replicas lie."""
+        return [axis for axis in self.expert_axes if axis != "tp"]
+
+    @property
+    def unlike(self):
+        """How many of the replicas have other experts each."""
+        return prod(getattr(self, axis) for axis in self.unlike_axes)
 
     @property
     def expert_replicas(self):
         """Those that hold the same experts."""
-        return self.replicas // self.ep
+        return self.replicas // self.unlike
 
     @property
     def expert_shards(self):
         """Of these, those over which one copy of the experts is cut."""
-        return max(1, self.shards // self.ep)
+        return max(1, self.shards // self.unlike)
 
     @property
     def copies(self):

@@ -123,7 +123,7 @@ def plan(job, device):
     """A Plan."""
     ranks = [rank_of(job, place) for place in range(job.pp)]
     bubble = play(job.steps).bubble if job.pp > 1 else 0.0
-    spans = {"tp": job.tp, "cp": job.tp * job.ep * job.cp, "ep": job.tp * job.ep, "pp": job.ranks // job.dp,
+    spans = {"tp": job.tp, "cp": job.tp * job.ep * job.cp, "ep": job.tp * job.unlike, "pp": job.ranks // job.dp,
              "dp": job.ranks if job.dp > 1 else job.tp * job.cp * job.ep, "shard": span_of_shards(job),
              "near": span_of(job, job.near or 1)}
     took = {axis: max(sum(c.seconds(device.costs(spans[axis])) for c in rank.collectives if c.axis == axis)
@@ -142,7 +142,8 @@ def span_of_shards(job):
 
 def span_of(job, ranks):
     """Among how many devices so many neighbours of those that hold the same are."""
-    return job.tp * ranks if ranks <= job.cp else job.ranks // job.dp * -(-ranks // job.cp)
+    inner = job.cp * job.ep     # of them that are beside each other
+    return job.tp * ranks if ranks <= inner else job.ranks // job.dp * -(-ranks // inner)
 
 
 def rank_of(job, place):
@@ -246,7 +247,7 @@ def units_of(job, module):
 
 def divided(job, p):
     """Whether a parameter is of experts of which each rank has some."""
-    return job.ep > 1 and p.name.startswith("mlp.experts.")
+    return job.unlike > 1 and p.name.startswith("mlp.experts.")
 
 
 def nested(job):
@@ -346,7 +347,7 @@ def flops_of(job, stages):
                 for k in range(1, 1 + job.depth))
     parted = any(step.kind == INPUT for row in job.steps for step in row)
     # What each rank of tp does, the same.
-    whole = (*["mlp.router", "mlp.experts", "mlp.shared"] * (not job.experts_over_tp),
+    whole = (*["mlp.router", "mlp.experts", "mlp.shared"] * ("tp" not in job.experts_over),
              *["attention.down"] * (not job.sequence_parallel))
     tiles = job.tiled_loss * (1 + (parted and trained))
     found = last * (2 + trained + tiles) * job.model.output_flops(job.samples * time)

@@ -19,6 +19,7 @@ from ..parallel.experts.once import visits
 
 # shard: of dp, where only some share a copy (Job.shard_over); near: of these, who keep values until backward
 AXES = ("dp", "shard", "near", "tp", "pp", "cp", "ep")
+EXPERTS_OVER = {"cp": "--cp", "tp": "--tp and --sequence-parallel"}     # axis -> what its ranks share sequences by
 # How tensor parallelism cuts a block.
 COLUMNS, ROWS = ("attention.qkv", "attention.project", "mlp.0"), ("attention.out", "mlp.2")
 
@@ -54,10 +55,11 @@ def check_messages(job):
     near, given = job.reshard_after_forward, f"--reshard-after-forward {job.reshard_after_forward}"
     if near is not None and (near < 2 or job.shards % near):
         raise ValueError(f"{given}: it must be a divisor above 1 of the {job.shards} ranks that share a copy")
-    if near is not None and (job.stage != 3 or job.pp > 1 or job.ep > 1):
-        raise ValueError(f"{given} with stage={job.stage}, pp={job.pp}, ep={job.ep}: values are cut in stage 3 only, a "
-                         "pipeline keeps them, and neighbours along ep have other experts: take --stage 3, without "
-                         "these")
+    if near is not None and (job.stage != 3 or job.pp > 1 or job.unlike > 1):
+        axes = job.unlike_axes
+        raise ValueError(f"{given} with stage={job.stage}, pp={job.pp}, {job.sizes_of(axes)}: values are cut in stage "
+                         f"3 only, a pipeline keeps them, and neighbours along {' and '.join(axes)} have other "
+                         "experts: take --stage 3, without these")
     for name, bits, least in (("param", job.param_bits, 3), ("reduce", job.reduce_bits, 1)):
         if bits not in (None, 4, 8):
             raise ValueError(f"--{name}-bits {bits}: take 8 or 4")
@@ -72,10 +74,14 @@ def check_messages(job):
                              "give a GPT's sizes, --experts and --ep")
         dispatched_in(job.model.width, job.dispatch_bits)
     model = job.model
-    if job.experts_over_tp and (job.tp == 1 or not job.sequence_parallel or model.layers is None or not model.experts
-                                or model.capacity_factor is not None):
-        raise ValueError("--experts-over-tp without ranks that share sequences, or without experts that take all that "
-                         "choose them: give --tp and --sequence-parallel, a GPT's sizes, --experts and --no-capacity")
+    for axis in job.experts_over:
+        if axis not in EXPERTS_OVER:
+            raise ValueError(f"--experts-over {axis}: take {' or '.join(EXPERTS_OVER)}")
+        if getattr(job, axis) == 1 or axis == "tp" and not job.sequence_parallel:
+            raise ValueError(f"--experts-over {axis} without ranks that share sequences: give {EXPERTS_OVER[axis]}")
+        if model.layers is None or not model.experts or model.capacity_factor is not None:
+            raise ValueError(f"--experts-over {axis} without experts that take all that choose them: give a GPT's "
+                             "sizes, --experts and --no-capacity")
     if job.dispatch_once and (job.expert_ranks == 1 or model.layers is None or model.capacity_factor is not None):
         raise ValueError("--dispatch-once without divided experts that take all that choose them: give a GPT's sizes, "
                          "--experts, --no-capacity and --ep")
@@ -152,14 +158,15 @@ def tensor_parallel(job, place, stages):
         trained, gpt = adapters is None, job.model.family == "gpt"
         again = gathered_again(job, flows, last) if job.sequence_parallel == "regather" else 0
         vectors = (4 * blocks + forward // times + 2 * last if gpt else 2 * blocks + last) * trained
-        if job.model.experts and not job.experts_over_tp:       # they take whole sequences, and give this rank's part
+        if job.model.experts and "tp" not in job.experts_over:
+            # They take whole sequences, and give this rank's part.
             taken += times * blocks
             left += sum(count * flow["mlp.experts"][1] for count, _, flow in flows)
         found = [("all_gather", nbytes, m * (taken + last + left + first * trained + again)),
                  ("reduce_scatter", nbytes, m * (forward + first + entered + last)),
                  ("all_reduce", job.model.width * gsize, m * vectors),
                  ("all_gather", job.time / job.cp * job.model.width * gsize, m * first * gpt * trained)]
-        if job.experts_over_tp:
+        if "tp" in job.experts_over:
             found += own_positions(job, blocks, times)
     else:
         found = [("all_reduce", nbytes, m * (forward + first + entered + last))]
@@ -318,13 +325,13 @@ def expert_parallel(job, place, stages):
     found = [("counts", ahead, forward * job.micro_batches)] * (model.capacity_factor is None)
     time = job.time // job.cp
     for samples, times in Counter(job.pieces).items():
-        rows = model.rows(samples * time, time) / (ranks / job.ep)     # of the rank's own positions
+        # Of the rank's own positions.
+        rows = model.rows(samples * time, time) / (job.tp if "tp" in job.experts_over else 1)
         found += [(what, each * rows * nbytes, (forward + back) * times)
                   for what, nbytes in (("to the experts", short), ("and back", row))]
         if job.dispatch_once:
             found += [("places", 4 * rows, forward * times), ("gates", 4 * rows, (forward + back) * times)]
-    axis = "ep" if job.ep > 1 else "tp"
-    return [Collective(axis, ranks, "all_to_all", nbytes, count) for _, nbytes, count in found]
+    return [Collective(job.expert_axis, ranks, "all_to_all", nbytes, count) for _, nbytes, count in found]
 
 
 SENT_ALONG = {"tp": tensor_parallel, "pp": pipeline_parallel, "cp": context_parallel, "ep": expert_parallel}
