@@ -158,6 +158,11 @@ def test_rows_outside_the_batch_raise(rows):
         draw(13, rows, (rows[1] - rows[0], 2))
 
 
+def test_a_batch_has_one_micro_shard_or_more():
+    with pytest.raises(ValueError, match="micro_shards is 0; it must be at least 1"):
+        draw(13, (0, 13), (13, 2), micro_shards=0)
+
+
 def test_scopes_nest_and_end_with_an_exception():
     backend.manual_seed(1)
     outside = random_rows((3,))

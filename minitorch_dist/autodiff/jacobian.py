@@ -27,8 +27,6 @@ def _basis(values):
 
 def _block(slices, front, back, columns=False):
     """Slices of one shape as the rows (or columns) of a matrix, shaped (*front, *back)."""
-    if not slices:
-        raise ValueError(f"the Jacobian of shape {(*front, *back)} has no element: there is nothing to differentiate")
     flat = concatenate([reshape(s, (1, lower(s).size)) for s in slices], 0)
     return reshape(transpose(flat, (1, 0)) if columns else flat, (*front, *back))
 
@@ -58,8 +56,9 @@ def jacfwd(f, argnums=0):
             _, tangent = jvp(of_x, (rebuild(values),), (rebuild(direction),))
             tangents, rebuild_out = flatten(tangent)
             columns[k].append(tangents)
-        if not all(columns):
-            raise ValueError(f"jacfwd: inputs of shapes {[v.shape for v in values]}: one has no element")
+        if not columns or not all(columns):
+            raise ValueError(f"jacfwd: inputs of shapes {[v.shape for v in values]}: there is none, or one has no "
+                             "element")
         return rebuild_out([rebuild([_block([c[o] for c in of_v], t.shape, v.shape, columns=True)
                                      for of_v, v in zip(columns, values, strict=True)])
                             for o, t in enumerate(tangents)])

@@ -224,6 +224,17 @@ def test_misuse_is_named():
         mt.linear_transpose(cube_j, one)
 
 
+@pytest.mark.parametrize("argument, cotangent", [
+    (lambda x: {"w": x}, lambda ct: {"v": ct}), (lambda x: [x], lambda ct: [ct, ct]), (lambda x: (x,), lambda ct: 3.0)],
+    ids=["another key", "too many", "no list"])
+def test_a_cotangent_that_is_nested_unlike_its_argument_is_named(argument, cotangent):
+    def f(tree):
+        return next(iter(tree.values() if isinstance(tree, dict) else tree)) * 2.0
+    ruled = mt.custom_vjp(f).defvjp(lambda tree: (f(tree), None), lambda r, ct: (cotangent(ct),))
+    with pytest.raises(ValueError, match="backward of 'f' returned a cotangent that is nested unlike its argument"):
+        ruled(argument(mt.tensor(np.ones(2), requires_grad=True))).sum().backward()
+
+
 def rename(f, name):
     f.__name__ = name
     return f

@@ -128,6 +128,8 @@ def test_jacobians_can_be_differentiated(jac):
 def test_empty_inputs_and_outputs_are_named():
     with pytest.raises(ValueError, match=r"jacfwd: inputs of shapes \[\(0,\)\]"):
         mt.jacfwd(mt.sum)(np.ones(0))
+    with pytest.raises(ValueError, match=r"jacfwd: inputs of shapes \[\]: there is none"):
+        mt.jacfwd(lambda nothing: X)({})
     with pytest.raises(ValueError, match=r"jacrev: outputs of shapes \[\(0,\)\]"):
         mt.jacrev(lambda x: x[:0])(X)
     with pytest.raises(TypeError, match="int64"):

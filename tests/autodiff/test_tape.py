@@ -1,5 +1,6 @@
 """The tape: accumulation, hooks, memory, staleness, errors."""
 
+import copy
 import doctest
 import gc
 import threading
@@ -319,6 +320,20 @@ def test_tensor_copies_and_from_numpy_aliases_and_numpy_is_read_only():
     assert copied.numpy()[0] == 0 and shared.numpy()[0] == 1
     with pytest.raises(ValueError, match="read-only"):
         copied.numpy()[0] = 1
+
+
+@pytest.mark.parametrize("call, error, message", [
+    (lambda: mt.tensor([1.0]).register_hook(print), RuntimeError, "register_hook: no gradient reaches"),
+    (lambda: mt.tensor([1.0]).register_post_accumulate_grad_hook(print), RuntimeError, "only a leaf that requires"),
+    (lambda: (leaf(2) * 2.0).register_post_accumulate_grad_hook(print), RuntimeError, "only a leaf that requires"),
+    (lambda: copy.deepcopy(leaf(2) * 2.0), RuntimeError, "only leaf tensors .* detach"),
+    (lambda: mt.from_numpy([1.0]), TypeError, "from_numpy takes a NumPy array, got list"),
+    (lambda: mt.Tensor(1.0).__setitem__(..., 2.0), TypeError, "float can't be written in place"),
+    (lambda: len(mt.tensor(1.0)), TypeError, r"len\(\) of a 0-d tensor"),
+])
+def test_what_a_tensor_can_not_do_is_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
 
 
 def test_dtypes_of_new_tensors():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
+from minitorch_dist.autodiff.dispatch import binary
 from minitorch_dist.autodiff.ops.elementwise import negate, same, scale
 from minitorch_dist.autodiff.ops.reduction import spread
 from minitorch_dist.autodiff.ops.shape import transpose
@@ -176,6 +177,13 @@ def OneCotangent(a):
     return mt.backend.stream("check_grads", 0, 2).standard_normal(a.shape)
 
 
+def test_a_tangent_that_only_broadcasts_to_the_right_one_is_rejected():
+    every = np.ones((3, 1))
+    short = LinearOp("test_short", lambda t, r: mt.sum(t, 0), lambda c, r: every * mt.sum(c, 0))
+    with pytest.raises(mt.GradientError, match=r"forward-mode derivative for .* has shape \(4,\), expected \(3, 4\)"):
+        mt.check_grads(op(lambda x: every * x.sum(0), x=(short, None)), (A,), order=1)
+
+
 def test_a_common_factor_is_named():
     double = op(np.square, x=(scale, lambda x: 4 * x))
     with pytest.raises(mt.GradientError, match="it is 2 times what it should be"):
@@ -203,6 +211,29 @@ def test_a_right_rule_passes():
 def test_a_rule_that_asks_for_an_unknown_name_is_refused():
     with pytest.raises(TypeError, match=r"asks for \['z'\]; there is ans, x"):
         Primitive("test_unknown", np.sin, x=(scale, lambda z: z))
+
+
+@pytest.mark.parametrize("make, error, message", [
+    (lambda: Primitive("test_unknown", np.sin, y=(scale, "x")), TypeError,
+     r"test_unknown: rules for \['y'\], which are not among its inputs \('x',\)"),
+    (lambda: Primitive("sin", np.sin), ValueError, "there is an op 'sin' already"),
+    (lambda: LinearOp("scale", lambda t, r: t, lambda c, r: c), ValueError, "there is a LinearOp 'scale' already"),
+    (lambda: binary("test_half", np.add, (same, None), None, ""), TypeError, "test_half: .* both of its inputs or"),
+])
+def test_entries_that_cannot_be_are_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_a_pullback_without_a_definition_is_for_first_derivatives_in_reverse():
+    f = op(np.square, pullback=lambda ct, wanted, x: (2 * ct * x,))
+    x = mt.tensor(A, requires_grad=True)
+    f(x).sum().backward()
+    np.testing.assert_array_equal(x.grad.numpy(), 2 * A)
+    with pytest.raises(RuntimeError, match="'test_wrong' has a pullback only .* forward mode"):
+        mt.jvp(f, (A,), (A,))
+    with pytest.raises(RuntimeError, match="'test_wrong' has no definition in ordinary ops, .* once only"):
+        f(x).sum().backward(create_graph=True)
 
 
 def test_functions_of_tensors_and_what_they_close_over():

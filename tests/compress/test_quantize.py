@@ -109,6 +109,8 @@ def test_what_is_no_number():
     for scale, zero, words in ((0.0, 0, "more than 0"), (np.nan, 0, "finite"), ([1.0], 0, "per tensor it is one")):
         with pytest.raises(ValueError, match=words):
             QuantParams(scale, zero)
+    with pytest.raises(ValueError, match="2 scales and 1 zero points: as many of each"):
+        QuantParams([1.0, 2.0], [0], axis=0)
     assert quantize(np.zeros((0, 3), np.float32), params).shape == (0, 3)
 
 
@@ -182,6 +184,16 @@ def test_what_observers_refuse(name):
         observer.observe(np.array([np.nan, np.inf, 0, np.nan]))
     observer.observe(np.zeros(5))
     assert observer.params().scale == 1 and quantize(np.zeros(3), observer.params()).tolist() == [-128] * 3
+
+
+@pytest.mark.parametrize("make, words", [
+    (lambda: Percentile(axis=0), "Percentile with axis=0: a histogram is kept per tensor"),
+    (lambda: Percentile(percentile=50), "percentile 50: .* more than 50"),
+    (lambda: Percentile(percentile=100.5), "percentile 100.5: "),
+    (lambda: weight_params(np.ones((2, 3)), observer="percentile"), "'minmax' or 'mse', not by 'percentile'")])
+def test_observers_that_cannot_be(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
 
 
 @pytest.mark.parametrize("percentile", [60.0, 99.0, 99.9])

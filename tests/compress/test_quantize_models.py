@@ -16,6 +16,7 @@ from minitorch_dist.compress import (
     quantize_model,
 )
 from minitorch_dist.compress.quant_layers import Integer, IntegerSequential, WeightOnly
+from tests.device.fake_cupy import installed
 
 KINDS = ("weight-only", "dynamic", "integer")
 
@@ -311,6 +312,11 @@ def test_what_can_not_be_folded_stays():
 
 
 # ---------------------------------------------------------------- what is refused
+
+def test_a_model_on_a_gpu_is_refused():
+    with installed(), pytest.raises(ValueError, match=r"weight is on cuda:0: quantised layers run on the CPU"):
+        quantize_model(nn.Linear(3, 2).to("cuda"))
+
 
 def test_what_is_refused(mlp, digits):
     x = digits.train_images[:4]

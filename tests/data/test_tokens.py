@@ -122,6 +122,8 @@ def test_files_that_are_none_or_damaged_are_named(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="empty has no"):
         StoredTokens([tmp_path / "empty"], 4)
+    with pytest.raises(ValueError, match="length=0; rows have 1 token or more"):
+        StoredTokens(tmp_path, 0)
     with pytest.raises(ValueError, match="no paths"):
         StoredTokens([], 4)
 
