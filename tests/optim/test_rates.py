@@ -1,4 +1,4 @@
-"""A rate is a number, Python's or NumPy's, with the same bits; no tensor."""
+"""A rate is a number, Python's or NumPy's, with the same bits; no tensor. And what settings are by default."""
 
 import numpy as np
 import pytest
@@ -8,6 +8,29 @@ from minitorch_dist import nn, optim
 
 KINDS = optim.SGD, optim.Adam, optim.LAMB, optim.LARS, optim.Muon, optim.Adagrad, optim.Adafactor, \
     optim.AdamWScheduleFree
+
+
+ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
+DEFAULTS = {    # torch's; of those that torch lacks their papers', but for the learning rate
+    "SGD": {"lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0, "nesterov": False},
+    "Adam": ADAM | {"maximize": False},
+    "AdamW": ADAM | {"maximize": False, "weight_decay": 0.01},
+    "Adagrad": {"lr": 0.01, "lr_decay": 0.0, "weight_decay": 0.0, "eps": 1e-10},
+    "Muon": {"lr": 1e-3, "weight_decay": 0.1, "momentum": 0.95, "nesterov": True, "eps": 1e-7, "ns_steps": 5,
+             "ns_coefficients": (3.4445, -4.775, 2.0315), "adjust_lr_fn": None},
+    "Adafactor": {"lr": 0.01, "beta2_decay": -0.8, "eps": (None, 1e-3), "d": 1.0, "weight_decay": 0.0,
+                  "maximize": False},
+    "LAMB": ADAM | {"eps": 1e-6, "weight_decay": 0.01},
+    "LARS": {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4, "trust_coefficient": 1e-3},
+    "AdamWScheduleFree": ADAM | {"lr": 2.5e-3, "warmup": 0},
+}
+
+
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_settings_by_default(kind):
+    group, = getattr(optim, kind)([nn.Linear(2, 2).weight]).param_groups
+    del group["params"]
+    assert group == DEFAULTS[kind] | {"state_bits": 32}
 
 
 @pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
