@@ -240,6 +240,21 @@ def rename(f, name):
     return f
 
 
+@pytest.mark.parametrize("before", [
+    mt.sin, mt.checkpoint(mt.sin), mt.custom_vjp(lambda x: 2 * x).defvjp(lambda x: (2 * x, None), lambda r, ct: (ct,)),
+    mt.custom_jvp(lambda x: 3 * x).defjvp(lambda p, t: (3 * p[0], 3 * t[0])), lambda x: mt.layer_norm(x, 2),
+    lambda x: x.split((1, 1))[0]], ids=["op", "checkpoint", "custom_vjp", "custom_jvp", "fused", "several"])
+def test_nothing_goes_on_from_an_argument_that_gets_no_cotangent(before):
+    def f(y, x):
+        return y.sum() + x.sum()
+    cut = mt.custom_vjp(f).defvjp(lambda y, x: (f(y, x), None), lambda r, ct: (None, ct * np.ones(2)))
+    x = mt.tensor(np.array([0.2, 0.5]), requires_grad=True)
+    for create in (False, True):
+        cut(before(x), x).backward(create_graph=create)
+    np.testing.assert_array_equal(x.grad.numpy(), [2.0, 2.0])
+    np.testing.assert_array_equal(mt.grad(lambda x: cut(before(x), x))(x.numpy()), [1.0, 1.0])
+
+
 def test_a_value_from_around_the_rule_must_be_an_argument():
     x, w = (mt.tensor(np.ones(2), requires_grad=True) for _ in range(2))
     f = mt.custom_vjp(rename(lambda x: x * w, "f")).defvjp(lambda x: (x * w, None), lambda r, ct: (ct * w,))

@@ -14,6 +14,7 @@ from minitorch_dist.compress import (
     QuantizedTensor,
     QuantParams,
     Scheme,
+    describe,
     integer_matmul,
     quant_integer,
     quantize,
@@ -123,6 +124,9 @@ def test_a_network_bit_by_bit(bits, per_channel):
     with mt.no_grad():
         found = small(QuantizedTensor(q, first.input, DTYPE)).numpy()
         assert (small(mt.tensor(x)).numpy() == found).all()
+    held, (scale, zero) = QuantizedTensor(q, first.input, DTYPE), grid(first)
+    np.testing.assert_allclose(held.dequantize().numpy(), (q - float(zero)) * scale, rtol=1e-6)
+    assert held.shape == x.shape and str(describe(small)).splitlines()[5].split()[:2] == ["4", "AvgPool2d"]
     for image, logits in zip(q.tolist(), found, strict=True):
         weight, bias, units, zero = integers(first)
         h = reference.regrid(reference.conv(image, zero, weight, bias, 1, 1), units, *grid(second))

@@ -231,6 +231,28 @@ def test_a_hook_is_there_for_a_block():
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("where", ["before", "forward", "after"])
+def test_some_hooks_are_called_after_an_error_too(where):
+    """What hasn't been called before it, if asked for: with None for the output."""
+    layer, calls = nn.ReLU(), []
+
+    def broken(*given):
+        raise KeyError(where)
+
+    def note(name):
+        return lambda module, inputs, output: calls.append((name, output is None))
+    layer.register_forward_hook(note("first"), always_call=True)
+    if where == "forward":
+        layer.forward = broken
+    else:
+        (layer.register_forward_pre_hook if where == "before" else layer.register_forward_hook)(broken)
+    layer.register_forward_hook(note("second"))
+    layer.register_forward_hook(note("third"), always_call=True)
+    with pytest.raises(KeyError, match=where):
+        layer(mt.tensor([1.0]))
+    assert calls == [("first", where != "after"), ("third", True)]
+
+
 def test_the_same_hook_twice_is_two_hooks():
     layer, calls = nn.ReLU(), []
 
