@@ -226,11 +226,11 @@ class Average:
         check_ungathered(self.model)
         saved = {name: array.copy() for name, array in self._arrays().items()}
         self._write(self.averages)
-        self.inside = True
+        outer, self.inside = self.inside, True
         try:
             yield self.model
         finally:
-            self.inside = False
+            self.inside = outer
             self._write(saved)
 
     def _write(self, values):
