@@ -61,6 +61,7 @@ def test_yarn_leaves_fast_pairs_and_slows_down_slow_ones():
     base = (4096 / (2 * math.pi * 16.5)) ** 2       # of the second pair of 4 features: base^(-1/2)
     got = Rotary(base, 4, 4096).frequencies(4)[1]
     assert math.isclose(got, (1 + 1 / 4) / 2 * 2 * math.pi * 16.5 / 4096, rel_tol=1e-12)
+    assert Rotary(base, 4, 4096, blend=(0, 33)).frequencies(4)[1] == pytest.approx(got, rel=1e-12)
 
 
 @pytest.mark.parametrize("stretch, root", [(1, 1.0), (16, 1.2772588722), (32, 1.3465735903)])
@@ -110,6 +111,9 @@ def test_a_longer_model_takes_the_parameters_of_a_shorter_one():
     (lambda: Rotary(math.inf), ValueError, "base=inf"),
     (lambda: Rotary(stretch=0.5, length=4), ValueError, "stretch=0.5 1 or more"),
     (lambda: Rotary(stretch=math.nan, length=4), ValueError, "stretch=nan"),
+    (lambda: Rotary(stretch=math.inf, length=4), ValueError, "stretch=inf"),
+    (lambda: Rotary(blend=(2, 2)), ValueError, r"blend=\(2, 2\)"),
+    (lambda: Rotary(sharpness=math.inf), ValueError, "sharpness=inf"),
     (lambda: Rotary(stretch=2), ValueError, "length=None must be that of the sequences it was learned with"),
     (lambda: Rotary(stretch=2, length=0), ValueError, "length=0"),
     (lambda: Rotary(stretch=2, length=4, blend=(4, 1)), ValueError, r"blend=\(4, 1\) must be"),
