@@ -105,7 +105,7 @@ def test_what_is_printed():
 
 # ---------------------------------------------------------------- batch norm's running statistics
 
-@pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (3, 3, 2, 4)], ids=str)
+@pytest.mark.parametrize("shape", [(6, 3), (2, 3), (4, 3, 5), (3, 3, 2, 4)], ids=str)
 def test_running_statistics(shape):
     layer = nn.BatchNorm(3, momentum=0.3, dtype=np.float64)
     mean, var = np.zeros(3), np.ones(3)
