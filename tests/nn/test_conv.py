@@ -108,7 +108,7 @@ def test_initial_values_and_what_is_printed():
     assert not he.bias.numpy().any() and abs(he.weight.numpy().std() - math.sqrt(2 / 72)) < 0.003
 
 
-@pytest.mark.parametrize(("channels", "groups"), [((4, 8), 3), ((6, 8), 3)])
+@pytest.mark.parametrize(("channels", "groups"), [((4, 8), 3), ((6, 8), 3), ((8, 6), 3)])
 def test_groups_must_divide_the_channels(channels, groups):
     with pytest.raises(ValueError, match="3 groups"):
         nn.Conv2d(*channels, 3, groups=groups)
