@@ -135,6 +135,7 @@ def test_large_logits_stay_finite():
     ({"temperature": 0.0}, "temperature=0.0"), ({"temperature": float("inf")}, "finite"),
     ({"temperature": float("nan")}, "nan"), ({"labels": np.zeros(5, int)}, "labels without alpha"),
     ({"alpha": 0.5}, "alpha without labels"), ({"alpha": 1.5, "labels": np.zeros(5, int)}, "alpha=1.5"),
+    ({"alpha": -0.5, "labels": np.zeros(5, int)}, "alpha=-0.5"),
     ({"alpha": 0.5, "labels": np.zeros(4, int)}, "labels"), ({"reduction": "max"}, "'max'")], ids=str)
 def test_what_does_not_fit_raises(change, words):
     settings = {"student_logits": mt.tensor(np.zeros((5, 4))), "teacher_logits": np.zeros((5, 4)), "temperature": 2.0}

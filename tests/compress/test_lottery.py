@@ -88,6 +88,7 @@ def test_settings_that_do_not_fit_raise():
     for bad in ({"share": 0.0}, {"share": 1.0}, {"rounds": -1}, {"rewind": -1}):
         with pytest.raises(ValueError, match="lottery_ticket"):
             lottery_ticket(make_model, Training(), **{"rounds": 1, **bad})
+    assert len(lottery_ticket(make_model, Training(), 0).rounds) == 1
     with pytest.raises(ValueError, match="rewind=9, but train has called after_step 5 times"):
         lottery_ticket(make_model, Training(), 1, rewind=9)
 

@@ -111,18 +111,24 @@ def test_what_cannot_be_pruned_raises():
     net = model_of(*some_weights())
     with pytest.raises(ValueError, match=r"1\.weight \(3, 5\) is no multiple of m=4.*names="):
         prune.n_of_m(net)
-    with pytest.raises(ValueError, match="n=4 of m=4"):
-        prune.n_of_m(net, 4, 4)
-    with pytest.raises(ValueError, match="1.5"):
-        prune.magnitude(net, 1.5)
+    for n in (0, 4):
+        with pytest.raises(ValueError, match=f"n={n} of m=4"):
+            prune.n_of_m(net, n, 4)
+    for share in (1.5, -0.5):
+        with pytest.raises(ValueError, match=f"{share}}}: a share of weights must be in"):
+            prune.magnitude(net, share)
     with pytest.raises(ValueError, match="'row'; use 'layer' or 'global'"):
         prune.magnitude(net, 0.5, scope="row")
     with pytest.raises(ValueError, match="no parameter 2.weight; it has 0.weight, 0.bias"):
         prune.magnitude(net, 0.5, names=["2.weight"])
     with pytest.raises(ValueError, match=r"given for \['0.weight'\]"):
         prune.magnitude(net, {"0.weight": 0.5})
-    with pytest.raises(ValueError, match="bool of shape"):
-        prune.Pruning(net, {"0.weight": np.ones((5, 9), bool)})
+    with pytest.raises(ValueError, match=r"which must be the pruned parameters .* with scope='layer'"):
+        prune.magnitude(net, {"0.weight": 0.5, "1.weight": 0.5}, scope="global")
+    shape = net[0].weight.shape
+    for mask in (np.ones((5, 9), bool), np.ones(shape, int)):
+        with pytest.raises(ValueError, match=f"mask of 0.weight is {mask.dtype} of shape .* must be bool of shape"):
+            prune.Pruning(net, {"0.weight": mask})
     with pytest.raises(ValueError, match="mask of 0.weight is a list; it must be bool of shape"):
         prune.Pruning(net, {"0.weight": [[True]]})
     assert list(prune.magnitude(net, 0.5, names="0.weight")) == ["0.weight"]
@@ -228,7 +234,8 @@ def test_cubic_is_the_papers():
     np.testing.assert_allclose([schedule(t) for t in range(10, 31)], wanted, rtol=1e-15)
     assert schedule(0) == schedule(9) == pytest.approx(0.1) and schedule(31) == schedule(500) == 0.9
     assert prune.cubic(1.0, 0, 2)(1) == 1 - 0.5 ** 3
-    for bad in ((0.9, 5, 5), (1.1, 0, 5), (0.2, 0, 5, 0.5)):
+    assert prune.cubic(0.4, 0, 2, 0.4)(1) == 0.4
+    for bad in ((0.9, 5, 5), (1.1, 0, 5), (0.2, 0, 5, 0.5), (0.2, 0, 5, -0.1), (0.2, -1, 5)):
         with pytest.raises(ValueError, match="cubic"):
             prune.cubic(*bad)
 

@@ -132,8 +132,10 @@ def test_what_would_be_lost_raises():
     masks = shrink.neurons(net, 0.5)
     with pytest.raises(ValueError, match=r"0\.weight, 0\.bias, 2\.weight: some weights under the mask aren't zero"):
         shrink.shrink(net, masks)
-    with pytest.raises(ValueError, match="sparsity=1.5"):
-        shrink.neurons(net, 1.5)
+    for share in (1.5, -0.1):
+        with pytest.raises(ValueError, match=f"sparsity={share}"):
+            shrink.neurons(net, share)
+    assert all(mask.all() for mask in shrink.neurons(net, 0).values())
     with pytest.raises(TypeError, match="model.module"):
         shrink.shrink(DistributedDataParallel(net), {})
 

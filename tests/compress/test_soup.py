@@ -272,8 +272,18 @@ def test_an_average_goes_on_from_its_state(kind):
     assert (pieces[-1].averages["weight"] == whole[0].averages["weight"]).all() and len(pieces) == 2
     with pytest.raises(ValueError, match=r"weight of shape \(2,\), this model of shape \(3,\)"):
         whole[0].load_state_dict({"updates": 1, "averages": {"weight": np.zeros(2), "statistic": np.zeros(3)}})
-    with pytest.raises(ValueError, match="decay=1.0"):
-        soup.ExponentialMovingAverage(model, 1.0)
+    for decay in (1.0, -0.1):
+        with pytest.raises(ValueError, match=f"decay={decay}"):
+            soup.ExponentialMovingAverage(model, decay)
+
+
+def test_an_average_without_a_memory_is_the_model():
+    *_, model = moving(VALUES[:2])
+    average = soup.ExponentialMovingAverage(model, 0)
+    with mt.no_grad():
+        model.weight[...] = VALUES[2]
+    average.update()
+    np.testing.assert_allclose(average.averages["weight"], VALUES[2], rtol=1e-13)
 
 
 def test_batch_norms_statistics_are_the_batches():
