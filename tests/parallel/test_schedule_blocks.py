@@ -148,6 +148,8 @@ def test_blocks_of_one_s_own():
             holds = [(row["W", s] + 1 - row["F", s]) / 6 for s in own]
             assert sum(holds) <= held <= sum(map(ceil, holds))
     assert 0 < refused < 32
+    rows = dates(Block((1, 1, 1, 2), (1, 2)), 2)        # after every other turn than five slots two steps meet
+    assert [row["I", s] for row, s in zip(rows * 2, (3, 2, 0, 1), strict=True)] == [8, 9, 13, 11]
     for block in (Block((1, 2, 1)), Block((1, 2, 1, 2), (1,)), Block((0, 2)), Block((1, 1, 1, 1), (1, -1))):
         with pytest.raises(ValueError, match="of a slot at least; got Block"):
             dates(block, 3)

@@ -178,7 +178,7 @@ def rows(*texts):
 @pytest.mark.parametrize("schedule, words", [
     (rows("F0 B0", "B0 F0"), "rank 0 before B0 of stage 0, rank 1 before B0 of stage 1"),
     (rows("F0 F1 B1 B0", "F0 B0"), "rank 1 .* B1 of stage 1, F1"),
-    (rows("F0 B0 B0"), "rank 0 .* B0"),
+    (rows("F0 B0 B0"), "rank 0 .*: B0 of stage 0, B0 of stage 0$"),
     (rows("F0"), "rank 0 .* B0"),
     (rows("F1 F0 B0 B1", "F0 B0 F1 B1"), None),
     (rows("F0 W0 I0"), "rank 0 before W0"),
