@@ -91,7 +91,7 @@ def test_goodput_counts_each_step_once():
     assert goodput(attempts)[:2] == (35.0, 19) and attempts[2].ends_saved
     attempts[2].saved = None
     assert goodput([*attempts, Attempt(2, 1)])[:2] == (30.0, 39)        # which didn't come to its first step
-    assert goodput([Attempt(1, 0)]) == (0, 0, 0.0)
+    assert goodput([Attempt(1, 0)]) == goodput([]) == (0, 0, 0.0) and not Attempt(1, 1).ends_saved
     anew = [Attempt(1, 9, 0, [1.0] * 5), Attempt(1, 0, 0, [1.0] * 7)]   # nothing was saved
     assert goodput(anew) == (7.0, 5, 5.0)
 
