@@ -359,6 +359,11 @@ MISTAKES = {
     "--devices 1 --lora-rank 8 --lora-targets * " + EXPERTS: "* meets mlp.router, and of routers plan",
     "--devices 2 --stage 3 --lora-rank 8 " + MODEL.replace("3", "1", 1): "take --stage 2, or --layers 2",
     "--devices 2 --pp 2 --untied --chunks 1 --schedule interleaved --micro-batches 3 " + MODEL: "--micro-batches 4",
+    "--devices 1 " + MODEL.replace("3", "10001", 1): "10,001 layers: plan goes through them one by one",
+    "--devices 1 --state-bits 16 " + MODEL: "--state-bits 16: take 32 or 8",
+    "--devices 6 --tp 6 " + MODEL.replace("50", "5"): "tp=6 ranks can't share a vocabulary of 5: lower --tp",
+    "--devices 1 --schedule 1f1b --chunks 2 " + MODEL: "2 chunks per rank are for --schedule interleaved",
+    "--devices 1000000000 --meshes --batch 8 --cp 1000 --ep 1000 " + MODEL: "are more than 2,000 meshes: give fewer",
 }
 
 
