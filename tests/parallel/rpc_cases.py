@@ -180,7 +180,7 @@ def objects():
                               "bad here": bad.local_value,
                               "not here": counter.local_value if last else lambda: rpc.object("nothing"),
                               "pickled": lambda: world.broadcast_object(counter),
-                              "waits": Future().wait}.items():
+                              "waits": Future().wait, "twice": lambda: late.set_result("too late")}.items():
                 try:
                     act()
                     seen[name] = "nothing"

@@ -40,6 +40,7 @@ def test_objects_that_another_rank_keeps(n):
     assert seen["bad"].startswith("ValueError: a counter can't start at -1")
     assert ("isn't its owner" if n > 1 else "keeps nothing under 'nothing'") in seen["not here"]
     assert "only be pickled by the Rpc" in seen["pickled"] and "set_result" in seen["waits"]
+    assert "set twice" in seen["twice"]
 
 
 @pytest.mark.parametrize("n", [1, 2])
