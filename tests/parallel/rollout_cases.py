@@ -159,6 +159,8 @@ def errors():
     attempt("too long", count=LENGTH)
     attempt("nothing", count=0)
     attempt("likeliest", temperature=0)
+    attempt("coldest", temperature=1e-31)
+    attempt("hottest", temperature=1e31)
     attempt("alone", group=1)
     attempt("pairs", by=lambda tokens, labels: tokens)
     attempt("not finite", by=lambda tokens, labels: labels * np.nan)

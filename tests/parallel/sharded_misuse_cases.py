@@ -305,14 +305,25 @@ def half_a_step():
 
 def used_by_some(stage):
     """Rank 0 alone uses a layer, which in the step before rank 1 alone has used: the gradients on rank 0, and the names
-    that nobody has used."""
+    that nobody has used. Then twice no rank does, at last after a backward that has used it and raised: [(the names
+    then, those without a gradient)]."""
     world = comm.world()
     model = fully_shard(Maybe(), world, stage)
     x, ct = batch(world.rank)
     for user in (1, 0):
         model.zero_grad()
         (model(x, world.rank == user) * ct).sum().backward()
-    return grads(model), model.unused_parameters
+    seen, later = (grads(model), model.unused_parameters), []
+    for raises in (False, True):
+        model.zero_grad()
+        if raises:
+            handle = model.module.layers[0].bias.register_post_accumulate_grad_hook(lambda _: 1 / 0)
+            assert "ZeroDivisionError" in said(((model(x, True) + model(x, False)) * ct).sum().backward)
+            handle.remove()
+            model.zero_grad()
+        (model(x, False) * ct).sum().backward()
+        later.append((model.unused_parameters, [name for name, p in model.named_parameters() if p.grad is None]))
+    return *seen, later
 
 
 class Maybe(nn.Module):

@@ -365,6 +365,8 @@ def test_parameters_that_some_ranks_use(stage):
     wanted = misuse.alone(misuse.Maybe(), lambda m, x, rank: m(x, rank == 0), range(2))
     close(everyone[0][0], wanted)
     assert everyone[0][1] == everyone[1][1] == []
+    unused = ["layers.1.weight", "layers.1.bias"]
+    assert everyone[0][2] == everyone[1][2] == [(unused, unused)] * 2
 
 
 def test_ranks_that_go_through_other_units_end_the_job():

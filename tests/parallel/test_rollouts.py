@@ -125,6 +125,15 @@ def test_ranks_that_share_experts_stop_together_when_all_rows_have_ended():
         assert found[0, cases.QUESTION:].tolist() == wanted.tolist()
 
 
+def test_log_probs_are_those_without_dropout():
+    model = nn.GPT(cases.VOCABULARY, cases.LENGTH, layers=1, heads=2, dim=8, dropout=0.5)
+    inputs, labels = np.array([[1, 2, 3], [4, 5, 6]]), np.array([[IGNORED, 3, 4], [IGNORED, 6, 7]])
+    answers = rollouts.Answers(0, inputs, labels, (0, 2), None, np.zeros(2), np.zeros(2), None, 0.7)
+    found = rollouts.with_log_probs(answers, model, "old").old
+    assert model.training
+    np.testing.assert_array_equal(found, rollouts.log_probs(model.eval(), answers).numpy())
+
+
 def test_draws_belong_to_the_answer():
     def drawn(rows, step=3, seed=1, group=4):
         draws = rollouts.Draws(seed, step, rows, group)
@@ -134,6 +143,7 @@ def test_draws_belong_to_the_answer():
     np.testing.assert_array_equal(np.concatenate([drawn((0, 4)), drawn((4, 12))]), whole)
     for other in (drawn((0, 12), step=4), drawn((0, 12), seed=2), drawn((12, 24))):
         assert not np.isin(other, whole).any()
+    np.testing.assert_array_equal(drawn((0, 6), group=2), whole[[0, 1, 4, 5, 8, 9]])       # of each question the first
     assert rollouts.Draws(1, 3, (5, 5), 4).gumbel((0, 5)).shape == (0, 5)
 
 
@@ -159,8 +169,10 @@ def test_all_answers_that_end_early_are_filled_up():
 def test_what_does_not_fit_is_said_on_all_ranks(n):
     for rank, found in enumerate(crews.call(CASES + "errors", n)):
         for name, words in (("too long", "trained on as 11, and the model sees 9"), ("nothing", "count=0"),
-                            ("likeliest", "temperature=0"), ("alone", "two or more answers"),
-                            ("pairs", "reward gave an array"), ("not finite", "isn't finite")):
+                            ("likeliest", "temperature=0"),
+                            ("coldest", "temperature=1e-31"), ("hottest", "temperature=1e+31"),
+                            ("alone", "two or more answers"), ("pairs", "reward gave an array"),
+                            ("not finite", "isn't finite")):
             assert found[name][0] == "ValueError" and words in found[name][1], (name, found[name])
         assert found["one rank's"] == (("KeyError", "'no such problem'") if rank == n - 1 else ("RuntimeError", (
             "roll_out: the rewards of rank 1 of 'world' ended with KeyError: 'no such problem'")))
