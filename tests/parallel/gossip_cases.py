@@ -224,27 +224,31 @@ def with_statistics(steps):
 
 
 def resumed(folder, at, settings, kind):
-    """(own values and statistics after 9 steps: of a run that saves after step `at`, of one that doesn't, of one that
-    goes on from there), what a model alone loads, what average() had then, whether something was on its way."""
+    """(own values and statistics after 9 steps: of a run that saves after step `at`, of one that doesn't, of those that
+    go on from its checkpoint and from its state_dict), what a model alone loads, what average() had then, whether
+    something was on its way."""
     world = comm.world()
 
     def fresh():
         return new("one-peer", normed(), lambda model: getattr(optim, kind)(model.parameters(), lr=0.01), **settings)
-    first, second, third = fresh(), fresh(), fresh()
+    first, second, third, fourth = (fresh() for _ in range(4))
     fit(first, range(1, at + 1))
     store = checkpoints.Checkpoints(folder, world)
     with first.average():
         store.save(at, first.model, first)
         mean = values(first.model) + statistics(first.model)
-    under_way = first.pending is not None
+    under_way, saved = first.pending is not None, first.state_dict()
     fit(first, range(at + 1, 10))
     fit(second, range(1, 10))
-    fit(third, range(1, 4))     # what it has done and sent counts for nothing
+    for run in (third, fourth):
+        fit(run, range(1, 4))       # what it has done and sent counts for nothing
+    fourth.load_state_dict(saved)
     store.load(third.model, third)
     alone = normed()
     checkpoints.load(store.path(at), alone, comm=world)
-    fit(third, range(at + 1, 10))
-    return ([values(run.model) + statistics(run.model) for run in (first, second, third)],
+    for run in (third, fourth):
+        fit(run, range(at + 1, 10))
+    return ([values(run.model) + statistics(run.model) for run in (first, second, third, fourth)],
             values(alone) + statistics(alone), mean, under_way)
 
 

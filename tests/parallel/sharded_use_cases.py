@@ -214,7 +214,7 @@ def within(model, step):
 
 def penalised(stage):
     """({how the penalty comes into the gradient: full_state_dict after two steps}, what one process has, what is said
-    of a piece with a hook and of sums that are there), of a loss and a penalty on all parameters."""
+    of sums that are there, and of pieces with either kind of hook), of a loss and a penalty on all parameters."""
     world, found = comm.world(), {}
     x = np.random.default_rng(7).standard_normal((6, 5))
     here = x[6 * world.rank // world.size:6 * (world.rank + 1) // world.size]
@@ -242,7 +242,10 @@ def penalised(stage):
     model = fully_shard(build(), world, stage)
     sum(losses(model, here)).backward()
     stale = said(lambda: sum(losses(model, here)).backward())
-    hooked = fully_shard(build(), world, stage)
-    for p in hooked.parameters():
-        p.register_post_accumulate_grad_hook(lambda p: None)
-    return found, whole, stale, said(lambda: sum(losses(hooked, here)).backward())
+    told = []
+    for kind in ("register_hook", "register_post_accumulate_grad_hook"):
+        hooked = fully_shard(build(), world, stage)
+        for p in hooked.parameters():
+            getattr(p, kind)(lambda seen: None)
+        told.append(said(sum(losses(hooked, here)).backward))
+    return found, whole, stale, told
