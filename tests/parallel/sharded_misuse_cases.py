@@ -243,7 +243,7 @@ def raising():
     def refuse(*_):
         raise ZeroDivisionError("refused")
     for stage in (1, 2, 3):
-        for where in ("forward", "backward", "first gradient", "no_sync", "forward in no_sync"):
+        for where in ("forward", "backward", "first gradient", "no_sync", "first of no_sync", "forward in no_sync"):
             model = fully_shard(net(), world, stage)
             backward(model)     # so that orders are known, and units gathered ahead
             model.zero_grad()
@@ -257,9 +257,10 @@ def raising():
                 handle = broken["forward"]()
                 errors.append(said(lambda m=model: backward(m, 1)))
                 handle.remove()
-            elif where == "no_sync":
+            elif where.endswith("no_sync"):
                 with model.no_sync():
-                    backward(model)
+                    if where == "no_sync":
+                        backward(model)
                     handle = broken["backward"]()
                     errors.append(said(lambda m=model: backward(m, 1)))
                     handle.remove()
@@ -281,8 +282,8 @@ def raising():
 
 
 def half_a_step():
-    """Exact mode, 4 micro-shards per rank: (the error of zero_grad() after two of them, the step's gradients then, and
-    after forget_step())."""
+    """Exact mode, 4 micro-shards per rank: (the error of zero_grad() after two of them, the step's gradients then,
+    after forget_step(), and after a backward that has raised)."""
     world, found = comm.world(), []
     for stage in (1, 2, 3):
         model = fully_shard(net(), world, stage, exact=True, micro_shards=4 * world.size)
@@ -299,7 +300,14 @@ def half_a_step():
         step(20, 3)
         model.forget_step()
         step(20)
-        found.append((error, after, grads(model)))
+        forgotten = grads(model)
+        model.zero_grad()
+        step(30, 2)
+        handle = model.module[0].bias.register_post_accumulate_grad_hook(lambda _: 1 / 0)
+        raised = said(lambda step=step: step(32))
+        handle.remove()
+        step(30)
+        found.append((error, after, forgotten, raised, grads(model)))
     return found
 
 

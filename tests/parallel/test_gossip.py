@@ -180,6 +180,9 @@ def test_a_meeting_between_forward_and_backward_raises():
     gossip.step()       # without a gradient: what is written is what others have sent
     with pytest.raises(RuntimeError, match="Gossip has overwritten"):
         late.backward()
+    late = (gossip.model(np.ones((2, plain.FEATURES))) ** 2).sum()
+    with gossip.average(), pytest.raises(RuntimeError, match="Gossip has overwritten"):
+        late.backward()
 
 
 # ---------------------------------------------------------------- the graphs
