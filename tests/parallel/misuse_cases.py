@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from contextlib import nullcontext
 
 import numpy as np
 
@@ -237,7 +238,8 @@ class Two(nn.Module):
 
 
 def used_in_a_step_given_up(exact):
-    """The names without a gradient after a step that uses only a part, behind one given up that used all."""
+    """The names without a gradient after a step that uses only a part, behind one given up that used all, as unused
+    ones too; and after a step of which the first of several passes alone uses all."""
     model = DistributedDataParallel(Two(), comm.world(), exact=exact, first_bucket_mb=1e-6, bucket_cap_mb=1e-6)
     x, ct = (mt.tensor(a) for a in data(0))
 
@@ -255,5 +257,13 @@ def used_in_a_step_given_up(exact):
             passes(True, True)
         except ZeroDivisionError:
             pass
+
+    def without():
+        return sorted(name for name, p in model.named_parameters() if p.grad is None)
     passes(False)
-    return sorted(name for name, p in model.named_parameters() if p.grad is None), sorted(model.unused_parameters)
+    found = without(), sorted(model.unused_parameters)
+    model.zero_grad()
+    for k in range(max(model.passes, 2)):
+        with model.no_sync() if k == 0 and not exact else nullcontext():
+            (model(x, k == 0) * ct).sum().backward()
+    return *found, without()

@@ -80,8 +80,8 @@ def test_what_must_end_the_job(case, words):
 @pytest.mark.parametrize("exact", [False, True])
 def test_what_a_step_given_up_has_used_counts_for_nothing(n, exact):
     unused = ["maybe.bias", "maybe.weight"]
-    for without, said in crews.call(CASES + "used_in_a_step_given_up", n, (exact,)):
-        assert without == [*unused, "table"] and said == unused
+    for without, said, used_once in crews.call(CASES + "used_in_a_step_given_up", n, (exact,)):
+        assert without == [*unused, "table"] and said == unused and used_once == ["table"]
 
 
 @pytest.mark.parametrize("wrap", [DistributedDataParallel, fully_shard])
