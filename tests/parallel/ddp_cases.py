@@ -80,7 +80,8 @@ class Backwards(nn.Module):
 
 
 def order_rebuilt(first="optimizer after"):
-    """Three Adam steps; (bucket lists before and after the first, posts of the second, digests, values)."""
+    """Three Adam steps; (bucket lists before and after the first, posts of the second, digests, values, what is said
+    of a second backward upon the sums of the first)."""
     world = comm.world()
     mt.manual_seed(4)
     inner = Backwards([6, 5, 7, 3, 4])
@@ -104,7 +105,12 @@ def order_rebuilt(first="optimizer after"):
         events.append(book.events)
         optimizer.step()
         digests.append(digest(model))
-    return before, lists(), events, digests, values_of(model)
+    again = DistributedDataParallel(Backwards([6, 5, 7, 3, 4]), world, bucket_cap_mb=1e-6)
+    again(mt.tensor(x)).sum().backward()
+    try:
+        again(mt.tensor(x)).sum().backward()
+    except RuntimeError as error:
+        return before, lists(), events, digests, values_of(model), str(error)
 
 
 # ---------------------------------------------------------------- is the model the same?
@@ -343,14 +349,15 @@ def thawed_too_late():
 
 
 def after_a_pass_that_raised(exact):
-    """Gradients of a good pass, of one after a pass that raised when its first bucket was posted, of another."""
+    """Gradients of a good pass, after a first one that raised when its first bucket was posted, of one after another
+    such pass, of another; the names of what its buckets hold."""
     world = comm.world()
     mt.manual_seed(2)
     model = DistributedDataParallel(Heads(), world, bucket_cap_mb=1e-6, exact=exact, micro_shards=2 * world.size)
     found = []
-    for attempt in range(4):
+    for attempt in range(5):
         model.zero_grad()
-        if attempt == 1:
+        if attempt in (0, 2):
             handle = model.module.trunk.weight.register_hook(refuse)
         try:
             for _ in range(2 if exact else 1):
@@ -358,7 +365,13 @@ def after_a_pass_that_raised(exact):
             found.append(grads_of(model))
         except ZeroDivisionError:
             handle.remove()
-    return found
+    return [*found, held(model)]
+
+
+def held(model):
+    """The names of the parameters in the buckets, in order."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    return sorted(names[id(s.tensor)] for b in model.buckets for s in b.segments)
 
 
 def refuse(gradient):

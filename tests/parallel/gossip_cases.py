@@ -104,7 +104,8 @@ def quadratics(a, centres, start, lr, steps, settings):
 
 
 def averaging(graph, starts, steps, settings):
-    """(own values, consensus) before, and after each of so many steps at which nothing is learned."""
+    """(own values, consensus) before, and after each of so many steps at which nothing is learned; at last after
+    finish() and one step more."""
     world = comm.world()
     model = Quadratic(1.0, 0.0, np.zeros(starts.shape[1]))
     gossip = Gossip(model, optim.SGD(model.parameters(), lr=0.0), topology=GRAPHS[graph](world.size), **settings)
@@ -115,7 +116,9 @@ def averaging(graph, starts, steps, settings):
         model().backward()
         gossip.step()
         found.append((values(model)[0], gossip.consensus()))
-    return found
+    gossip.finish()
+    gossip.step()
+    return [*found, (values(model)[0], gossip.consensus())]
 
 
 def alike(graph):

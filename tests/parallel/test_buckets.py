@@ -61,7 +61,7 @@ def test_the_order_of_the_first_backward():
     """Layers registered in the order opposite to their use: after the first backward, buckets follow the use."""
     results = {how: crews.call(CASES + "order_rebuilt", 2, (how,)) for how in ("optimizer after", "optimizer before")}
     for how, everyone in results.items():
-        for before, after, events, digests, values in everyone:
+        for before, after, events, digests, values, said in everyone:
             assert [names[0][:6] for names in before] == [f"layer{i}" for i in (0, 0, 1, 1, 2, 2, 3, 3)]
             assert [names[0][:6] for names in after] == [f"layer{i}" for i in (3, 3, 2, 2, 1, 1, 0, 0)]
             first, second, _ = ([event for event in book if event[0] == "post"] for book in events)
@@ -70,7 +70,7 @@ def test_the_order_of_the_first_backward():
             assert posted_before_the_last_gradient(events[0]) == 0
             assert posted_before_the_last_gradient(events[1]) == 7
             assert digests == everyone[0][3], f"{how}: the ranks' parameters differ"
-            assert list(values) == list(everyone[0][4])
+            assert list(values) == list(everyone[0][4]) and "summed over the ranks already" in said
         close(everyone[0][4].values(), results["optimizer after"][0][4].values(), 0)
 
 
@@ -162,7 +162,8 @@ def test_a_buffer_that_is_rank_0s_already_may_be_waiting_for_its_backward():
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_the_pass_after_one_that_raised(exact):
-    for first, after, another in crews.call(CASES + "after_a_pass_that_raised", 2, (exact,)):
+    for first, after, another, held in crews.call(CASES + "after_a_pass_that_raised", 2, (exact,)):
+        assert held == sorted(first)
         for name, gradient in first.items():
             for later in (after[name], another[name]):
                 assert (later is None) if gradient is None else (gradient == later).all(), name

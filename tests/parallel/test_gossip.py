@@ -137,7 +137,8 @@ def test_by_averaging_alone_ranks_come_nearer_by_the_second_eigenvalue(n):
     assert topologies.ring(n).gap == pytest.approx(1 - abs(second), abs=1e-12)
     wave = np.cos(2 * np.pi * np.arange(n) / n)[:, None] * np.array([1.0, -2.0, 0.5]) + 3
     for overlap in (0, 1):
-        for found in crews.call(CASES + "averaging", n, ("ring", wave, 6, {"overlap": overlap})):
+        for *found, (_, ended) in crews.call(CASES + "averaging", n, ("ring", wave, 6, {"overlap": overlap})):
+            assert ended < 1e-13        # and nothing that was on its way moves a rank any more
             distances = [consensus for _, consensus in found][overlap:]
             first = distances[0]
             for step, distance in enumerate(distances):
@@ -145,7 +146,7 @@ def test_by_averaging_alone_ranks_come_nearer_by_the_second_eigenvalue(n):
     noise = np.random.default_rng(1).standard_normal((n, 4))
     for graph in ("exponential", "path", "ring"):
         second = 1 - cases.GRAPHS[graph](n).gap
-        for _, *found in crews.call(CASES + "averaging", n, (graph, noise, 6, {})):
+        for _, *found, _ in crews.call(CASES + "averaging", n, (graph, noise, 6, {})):
             distances = [np.sqrt(((noise - noise.mean(0)) ** 2).sum() / n), *(consensus for _, consensus in found)]
             assert all(b <= second * a + 1e-13 for a, b in zip(distances, distances[1:], strict=False))
 
@@ -153,7 +154,7 @@ def test_by_averaging_alone_ranks_come_nearer_by_the_second_eigenvalue(n):
 def test_one_peer_after_another_has_the_mean_after_log2_n_meetings():
     noise = np.random.default_rng(1).standard_normal((4, 4))
     for found in crews.call(CASES + "averaging", 4, ("one-peer", noise, 2, {})):
-        (_, first), (_, between), (own, last) = found
+        (_, first), (_, between), (own, last), _ = found
         assert last < 1e-15 < 0.1 * first < between < first
         close(own, noise.mean(0), 1e-15)
 
