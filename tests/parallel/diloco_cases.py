@@ -232,7 +232,7 @@ def resumed(folder, at, settings, kinds, inner="AdamW"):
     checkpoints.load(store.path(at), loaded, comm=world)
     go(third, at + 1, 9)
     fourth = new(kinds[0])
-    go(fourth, 1, 7)
+    go(fourth, 1, at - 1)
     fourth.load_state_dict(state)
     go(fourth, at + 1, 9)
     return [both(run) for run in (first, second, third, fourth)], common, whole(loaded), on_the_way

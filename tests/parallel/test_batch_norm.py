@@ -165,6 +165,33 @@ def test_exact_mode_moves_by_the_mean_over_the_micro_shards():
         model.zero_grad()
 
 
+class Twice(nn.Module):
+    """A layer that is used twice, and one that isn't."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.spare = nn.BatchNorm(2, dtype=np.float64), nn.BatchNorm(2, dtype=np.float64)
+
+    def forward(self, x):
+        return self.layer(self.layer(x))
+
+
+def test_exact_mode_moves_by_the_mean_over_all_uses_of_a_layer():
+    x, _ = dataset()
+    module = Twice()
+    model = DistributedDataParallel(module, comm.world(), exact=True, micro_shards=2)
+    means, variances = [], []
+    for shard in (x[0:3], x[3:6]):
+        model(mt.tensor(shard)).sum().backward()
+        mean, var = (f(shard, axis=(0, 2, 3), keepdims=True) for f in (np.mean, np.var))
+        for seen in (shard, (shard - mean) / np.sqrt(var + module.layer.eps)):
+            means.append(seen.mean(axis=(0, 2, 3)))
+            variances.append(seen.var(axis=(0, 2, 3), ddof=1))
+    np.testing.assert_allclose(module.layer.running_mean, 0.1 * np.mean(means, 0))
+    np.testing.assert_allclose(module.layer.running_var, 0.9 + 0.1 * np.mean(variances, 0))
+    assert not module.spare.running_mean.any() and (module.spare.running_var == 1).all()
+
+
 @pytest.mark.parametrize("wrap", [DistributedDataParallel, fully_shard])
 @pytest.mark.parametrize("told", [False, True])
 def test_exact_mode_forgets_the_statistics_of_a_step_whose_backward_raised_and_of_no_other(wrap, told):

@@ -352,6 +352,25 @@ def test_a_meeting_between_forward_and_backward_raises():
     diloco.step(1)      # without a gradient: what is written are the common values
     with pytest.raises(RuntimeError, match="DiLoCo has overwritten"):
         late.backward()
+    with diloco.common():
+        late = (model(np.ones((2, plain.FEATURES))) ** 2).sum()
+    with pytest.raises(RuntimeError, match="DiLoCo has overwritten"):
+        late.backward()
+    late = (model(np.ones((2, plain.FEATURES))) ** 2).sum()
+    diloco.load_state_dict(diloco.state_dict())
+    with pytest.raises(RuntimeError, match="DiLoCo has overwritten"):
+        late.backward()
+
+
+def test_state_of_other_workers_or_of_another_model_is_refused():
+    model = cases.build()
+    diloco = DiLoCo(model, optim.SGD(model.parameters()), every=1)
+    saved = diloco.state_dict()
+    (facts,), count = saved["groups"], len(saved["state"])
+    for change, said in (({"groups": [facts | {"workers": 2 * facts["workers"]}]}, f"2 workers and {count} parameters"),
+                         ({"state": saved["state"][1:]}, f"1 workers and {count - 1} parameters")):
+        with pytest.raises(ValueError, match=f"the saved state is of {said}, this run has 1 and {count}"):
+            diloco.load_state_dict(saved | change)
 
 
 def test_frozen_parameters_stay_out():

@@ -186,6 +186,16 @@ def test_a_meeting_between_forward_and_backward_raises():
         late.backward()
 
 
+def test_state_of_other_ranks_or_of_another_model_is_refused():
+    gossip = cases.new()
+    saved = gossip.state_dict()
+    (facts,), count = saved["groups"], len(saved["state"])
+    for change, said in (({"groups": [facts | {"ranks": 2 * facts["ranks"]}]}, f"2 ranks and {count} parameters"),
+                         ({"state": saved["state"][1:]}, f"1 ranks and {count - 1} parameters")):
+        with pytest.raises(ValueError, match=f"the saved state is of {said}, this run has 1 and {count}"):
+            gossip.load_state_dict(saved | change)
+
+
 # ---------------------------------------------------------------- the graphs
 
 def test_matrices_are_those_made_by_hand():
