@@ -52,10 +52,10 @@ class Run:
 
     Rank 0 writes the files. Until `with` begins, which is collective, an earlier run's stay as they are, so that what
     doesn't fit costs nothing; a run that breaks off later leaves no summary behind, nor that of an earlier one. Inside
-    `with`, the ledger counts, and no other run can have the folder; a training that diverges ends the program, with
-    status 1, and leaves all that was saved. Making a Run is collective. On every rank: OSError where the folder can't
-    be written; ValueError where there is nothing to resume, where an earlier run has left checkpoints and hasn't come
-    to its end, or where another one is under way.
+    `with`, the ledger counts; a training that diverges ends the program, with status 1, and leaves all that was saved.
+    From its making to the end of `with`, or until nobody has the Run any more, no other run can have the folder. Making
+    a Run is collective. On every rank: OSError where the folder can't be written; ValueError where there is nothing to
+    resume, where an earlier run has left checkpoints and hasn't come to its end, or where another one is under way.
     """
 
     def __init__(self, folder, world, settings=None, resume=False, async_save=False, saves=False):
@@ -64,21 +64,23 @@ class Run:
         if resume == "auto":
             resume = world.broadcast_object(bool(self.checkpoints.steps()) if world.rank == 0 else None)
         self.resume = resume        # whether it goes on
+        self.lock = None            # rank 0's
         if error := world.broadcast_object(self._refused() if world.rank == 0 else None):
+            self.lock = None
             raise error
         if saves:       # before hours of training, none of which could be saved
             together(world, lambda: check_seen(self.folder, world.rank))
         self.step = self.samples = self.resumed_at = 0
         self.busy = 0.0         # seconds spent in steps
         self.sent_before = 0    # bytes, until resumed_at
-        self.loss = self.history = self.step_log = self.lock = None
+        self.loss = self.history = self.step_log = None
         self.facts, self.lines = {}, []     # lines: of the history, which stay
 
     def _refused(self):
         """Why the run can't be in this folder, as an error, or None."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            os.close(locked(self.folder))
+            self.lock = Lock(self.folder)
             (self.folder / "history.jsonl").open("a").close()
             steps = self.checkpoints.steps()
             if self.resume and not steps:
@@ -98,7 +100,6 @@ class Run:
 
     def _begin(self):
         """Take away what an earlier run has left and this one doesn't go on from, and open the files."""
-        self.lock = locked(self.folder)
         for name in ("summary.json", "parameters.npz", "trace.json", "timeline.png"):
             (self.folder / name).unlink(missing_ok=True)
         if not self.resume and self.checkpoints.folder.is_dir():
@@ -200,7 +201,7 @@ class Run:
                         self.history.close()
                 finally:
                     self.step_log.close()
-                    os.close(self.lock)
+                    self.lock.close()
 
     def _end_diverged(self, error):
         """End the program with what has happened and what is kept; a checkpoint under way is written to its end."""
@@ -259,18 +260,29 @@ def _is_of_step(line, step):
         return False
 
 
-def locked(folder):
-    """A handle of the folder, which is ours alone until it is closed, or this process ends. ValueError where it is
-    somebody else's. (A file system without such locks, as some over networks, lets everybody pass.)"""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise ValueError(f"another run is writing into {folder}: take another --out") from None
-    except OSError:
-        pass
-    return handle
+class Lock:
+    """A folder that is ours alone until it is closed, or nobody has the Lock any more, or this process ends. ValueError
+    where it is somebody else's. (A file system without such locks, as some over networks, lets everybody pass.)"""
+
+    handle = None
+
+    def __init__(self, folder):
+        self.handle = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise ValueError(f"another run is writing into {folder}: take another --out") from None
+        except OSError:
+            pass
+
+    def close(self):
+        """Let others have it."""
+        if self.handle is not None:
+            os.close(self.handle)
+        self.handle = None
+
+    __del__ = close
 
 
 def crc32(*arrays):

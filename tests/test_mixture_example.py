@@ -90,6 +90,21 @@ def test_a_run_that_has_ended_keeps_its_files_until_the_next_begins(tmp_path, te
     assert all((folder / name).exists() for name in ("summary.json", "parameters.npz"))
 
 
+def test_two_runs_do_not_write_tokens_into_one_folder(tmp_path, texts, monkeypatch, capsys):
+    """The second begins while the first writes its tokens, and leaves them alone."""
+    write, options = mixture.write_tokens, [*SMALL, *texts, "--out", str(tmp_path / "run")]
+
+    def meanwhile(folder, sources):
+        write(folder, sources)
+        before = sorted(folder.rglob("*"))
+        monkeypatch.setattr(mixture, "write_tokens", write)
+        with pytest.raises(SystemExit, match="2"):
+            mixture.main([*options, "--shares", "a=1,b=1", "--last-shares", "b=1"])
+        assert "another run is writing into" in capsys.readouterr().err and sorted(folder.rglob("*")) == before
+    monkeypatch.setattr(mixture, "write_tokens", meanwhile)
+    assert mixture.main(options) == 0
+
+
 @pytest.mark.parametrize(("options", "said"), [
     (["--shares", "prose"], "shares 'prose': expected NAME=WHOLE NUMBER"),
     (["--shares", "prose=1.5"], "shares 'prose=1.5'"),

@@ -14,6 +14,9 @@ def together(comm, work):
     except (OSError, ValueError, MemoryError) as error:
         problem = error
     problems = [error for error in gathered(comm, problem) if error is not None]
-    if problems:
-        raise problems[0]
+    try:
+        if problems:
+            raise problems[0]
+    finally:        # an error that its own frames hold would hold all that they do
+        del problem, problems
     return result
