@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from exercises import cli, rehearse, show
 from exercises.frame.answers import Answers
 from exercises.frame.course import Course
 from minitorch_dist import course as console
+from minitorch_dist.testing import ranks as launcher
 
 ROOT = Course().exercises.parent
 SOLUTIONS = ROOT / "solutions"
@@ -333,6 +335,27 @@ def test_a_terminal_gets_colours_unless_it_wants_none(tmp_path, environment, col
     os.close(ours)
     assert process.wait(30) == 0
     assert (b"\x1b[" in said) == coloured and b"Next: " in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("exercise", ["01.2", "07.1"])
+def test_a_check_that_is_ended_ends_the_answer(tmp_path, exercise, number):
+    answers = Answers(Course(mine=tmp_path))
+    answers.begin(answers.course.exercise(exercise))
+    answers.path(answers.course.exercise(exercise)).write_text("print('here')\nwhile True: pass\n")
+
+    def as_usual():     # also where a shell has it ignored
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    with subprocess.Popen([sys.executable, "-m", "exercises", "check", exercise], cwd=ROOT, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, preexec_fn=as_usual,
+                          env=os.environ | {"MINITORCH_MINE": str(tmp_path), "TMPDIR": str(tmp_path)}) as process:
+        while process.poll() is None and not any("here" in p.read_text() for p in tmp_path.glob("ranks-*/rank-*.out")):
+            time.sleep(0.01)
+        pids = [int(text) for path in tmp_path.glob("ranks-*/rank-*.pid") if (text := path.read_text().strip())]
+        process.send_signal(number)
+        said = process.stdout.read()
+        assert process.wait(30) == 128 + number and "Traceback" not in said, said
+    assert pids and not any(map(launcher.is_alive, pids))
 
 
 def test_the_console_command_finds_the_course(tmp_path, monkeypatch):
