@@ -236,4 +236,5 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with program.reader_may_leave():
+        sys.exit(main())

@@ -244,4 +244,5 @@ def report(args, dataset, steps, workers, reference, found):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with program.reader_may_leave():
+        sys.exit(main())

@@ -30,6 +30,8 @@ def usage_errors(program):
     """
     try:
         yield
+    except BrokenPipeError:     # see reader_may_leave
+        raise
     except (ValueError, OSError, MemoryError) as error:
         if launched_rank() == 0:
             print(f"{program}: {in_words(error)}", file=sys.stderr, flush=True)

@@ -1,6 +1,5 @@
 """`python -m minitorch_dist kernels`: the kernels there are, and each stage of the way from Python to machine code."""
 
-import os
 import re
 import subprocess
 import sys
@@ -134,10 +133,7 @@ def run(args):
     except (EmulationError, Unknown) as error:
         print(f"kernels: {args.kernel} on sm_{args.cc}: {error}", file=sys.stderr)
         return 1
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:     # `| head` has seen enough; what Python flushes on exit goes nowhere
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(text)
     return 0
 
 
