@@ -151,19 +151,21 @@ def row(name, settings, found):
 
 
 def picture(found, path):
-    """Loss of the mean, and consensus, step by step."""
-    with drawn(path, (10, 4.2)) as figure:
-        losses, distances = figure.subplots(1, 2)
-        for name, result in found.items():
-            steps, loss, consensus = xp.array(result.curve).T
+    """Loss of the mean, and consensus, step by step; the loss alone where all ranks always agree, as one does."""
+    curves = {name: xp.array(result.curve).T for name, result in found.items()}
+    apart = {name: consensus for name, (_, _, consensus) in curves.items() if consensus.max() > ROUNDING}
+    with drawn(path, (10 if apart else 5, 4.2)) as figure:
+        losses, *distances = figure.subplots(1, 2 if apart else 1, squeeze=False)[0]
+        for name, (steps, loss, _) in curves.items():
             line, = losses.plot(steps, loss, label=name, lw=1.4)
-            if consensus.max() > ROUNDING:
-                distances.plot(steps, consensus, color=line.get_color(), lw=1.4)
+            if name in apart:
+                distances[0].plot(steps, apart[name], color=line.get_color(), lw=1.4)
         losses.set_ylabel("test loss of the mean")
         losses.legend(fontsize=8)
-        distances.set_ylabel("consensus: distance from the mean")
-        distances.set_yscale("log")
-        for axes in (losses, distances):
+        for axes in distances:
+            axes.set_ylabel("consensus: distance from the mean")
+            axes.set_yscale("log")
+        for axes in (losses, *distances):
             axes.set_xlabel("step")
 
 

@@ -1,10 +1,13 @@
 """examples/gossip.py: its table's gaps, messages and bytes are what closed forms say, and all ways learn."""
 
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from examples import gossip
 from minitorch_dist.flat import BLOCK, round_up
+from minitorch_dist.viz.figure import drawn
 from tests import crews
 
 PROGRAM = Path(__file__).parents[1] / "examples" / "gossip.py"
@@ -30,6 +33,21 @@ def test_the_table(tmp_path):
     assert far["complete"] < 1e-4 < far["ring"] < far["one-peer, H=7"]
     assert rows["complete"][4:] == pytest.approx(rows["data parallel"][4:], abs=0.6)        # of float32
     assert all(right > 50 for *_, right, _ in rows.values()), rows
+
+
+@pytest.mark.parametrize("consensus, panels", [([0.0, 1e-7], 1), ([0.0, 0.3], 2)], ids=["agree", "apart"])
+def test_no_panel_is_empty(monkeypatch, tmp_path, consensus, panels):
+    """One rank always agrees with itself."""
+    found, figures = {"ring": gossip.Result(0, 0, 0, 0, 0, 0, [(1, 2.0, consensus[0]), (2, 1.0, consensus[1])])}, []
+
+    @contextmanager
+    def seen(path, size):
+        with drawn(path, size) as figure:
+            yield figure
+            figures.append([len(axes.lines) for axes in figure.axes])
+    monkeypatch.setattr(gossip, "drawn", seen)
+    gossip.picture(found, tmp_path / "consensus.png")
+    assert figures == [[1] * panels] and (tmp_path / "consensus.png").stat().st_size > 5_000
 
 
 @pytest.mark.parametrize("flags, words", [

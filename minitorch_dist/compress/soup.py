@@ -30,6 +30,7 @@ from ..autodiff.writes import wrote
 from ..backend import is_floating, to, to_device_of, xp, zeros_like
 from ..checkpoints.loading import StoredValues, check_ungathered
 from ..checkpoints.npz import read_npz
+from ..nn.absent import AbsentParameterError
 from ..nn.module import Module
 from ..nn.norm import BatchNorm
 from ..parallel.fsdp.fully_sharded import FullySharded
@@ -222,7 +223,8 @@ class Average:
     @contextmanager
     def applied(self):
         """Inside, the model has the average's values: to evaluate it, save it, re-estimate BatchNorm's statistics. All
-        that is written to the model inside is forgotten at the end."""
+        that is written to the model inside is forgotten at the end: RuntimeError there where it has been cut meanwhile,
+        whose parts are the average's."""
         check_ungathered(self.model)
         saved = {name: array.copy() for name, array in self._arrays().items()}
         self._write(self.averages)
@@ -231,7 +233,11 @@ class Average:
             yield self.model
         finally:
             self.inside = outer
-            self._write(saved)
+            try:
+                self._write(saved)
+            except (AbsentParameterError, ValueError) as error:
+                raise RuntimeError("the model was cut inside applied(), by fully_shard or parallelize_module, and has "
+                                   "parts of the average: cut it before or behind that block") from error
 
     def _write(self, values):
         for name, array in self._arrays().items():

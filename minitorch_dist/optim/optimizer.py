@@ -175,9 +175,13 @@ class Optimizer:
         self._settle()
         self.load_state_dict(saved)
 
+    def _have_moved(self):
+        """Whether parameters live elsewhere by now."""
+        return any(slot.segment.tensor.leaf.flat is not flat
+                   for flat, slots in zip(self.flats, self.slots, strict=True) for slot in slots)
+
     def _follow_moved(self):
-        if any(slot.segment.tensor.leaf.flat is not flat
-               for flat, slots in zip(self.flats, self.slots, strict=True) for slot in slots):
+        if self._have_moved():
             self._follow()
 
     def settle_in(self, home):

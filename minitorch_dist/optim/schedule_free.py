@@ -92,7 +92,8 @@ class AdamWScheduleFree(Optimizer):
         those that are wrapped by fully_shard, which gather what their ranks have written; others may be named too.
 
         RuntimeError inside for another one, for a step, and for state_dict() and load_state_dict(): a checkpoint wants
-        y, whose means can be made at any time.
+        y, whose means can be made at any time; and at the end where DistributedDataParallel has taken the mean for the
+        model's values.
         """
         self._check_outside("averaged")
         self._follow_moved()
@@ -111,6 +112,9 @@ class AdamWScheduleFree(Optimizer):
             for _, p, before in kept:
                 p[...] = before
             self._written(kept, models)
+        if self._have_moved():
+            raise RuntimeError("DistributedDataParallel was made inside averaged(), and has kept the mean and not what "
+                               "is trained: wrap the model before or behind that block")
 
     def _written(self, kept, models):
         for flat, p, _ in kept:

@@ -6,6 +6,7 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import checkpoints, nn, optim, training
 from minitorch_dist.compress import lora, soup
+from minitorch_dist.parallel import fully_shard
 from tests.crews import crews
 
 from . import lora_cases
@@ -256,6 +257,14 @@ def test_the_models_own_values_come_back_whatever_happens():
         pass
     with pytest.raises(RuntimeError, match="ExponentialMovingAverage"):
         loss.backward()
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_model_is_not_cut_inside(stage):
+    *_, model = moving(VALUES[:2])
+    with pytest.raises(RuntimeError, match=r"was cut inside applied\(\).*parts of the average"), \
+            soup.ExponentialMovingAverage(model).applied():
+        fully_shard(model, stage=stage)
 
 
 @pytest.mark.parametrize("kind", [lambda m: soup.ExponentialMovingAverage(m, 0.6), soup.StochasticWeightAverage])

@@ -181,6 +181,14 @@ def test_what_is_refused():
         optim.AdamWScheduleFree([{"params": [p], "state_bits": 8}])
 
 
+def test_a_model_is_not_wrapped_inside():
+    model = nn.Linear(2, 3)
+    optimizer = optim.AdamWScheduleFree(model.parameters())
+    with pytest.raises(RuntimeError, match=r"DistributedDataParallel was made inside averaged\(\), and has"):
+        with optimizer.averaged():
+            DistributedDataParallel(model)
+
+
 @pytest.mark.parametrize("stage", [1, 2])
 def test_a_sharded_model_whose_other_pieces_nobody_would_gather_says_so(stage):
     model = fully_shard(nn.Linear(5, 4), stage=stage)
