@@ -139,7 +139,6 @@ class Bucket:
                                        "are missing in the sum: let all ranks skip the step, or none")
                 self.tensors[i].grad, self.summed[i] = None, NO_GRADIENT
         self.used = [False] * len(self.used)
-        self.flat.tail[...] = 0     # norms are taken of the whole buffer
 
     def remember(self):
         """The gradients are sums now."""
