@@ -1,6 +1,7 @@
 """Checkpoints that are written while training goes on: the bytes of those that it waits for."""
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -163,6 +164,25 @@ def test_what_is_being_written_is_not_taken_for_what_was_broken_off(tmp_path, mo
     assert there[0].steps() == [1, 2, 3]
     checkpoints.load(tmp_path / "step-00000001", model, optimizer)
     assert np.any(model.weight.numpy())
+
+
+def test_a_path_is_free_again_when_its_save_has_failed_or_its_checkpoint_is_gone(tmp_path, monkeypatch):
+    """Though nobody has waited for that save."""
+    model, optimizer = model_and_optimizer()
+    path, write = tmp_path / "one", writing.write
+    monkeypatch.setattr(writing, "write", lambda *args: 1 / 0)
+    first = checkpoints.save(path, model, optimizer, async_op=True)
+    while not first.is_completed():
+        time.sleep(0.001)
+    monkeypatch.setattr(writing, "write", write)
+    second = checkpoints.save(path, model, optimizer, async_op=True)
+    while not (second.is_completed() and path.exists()):
+        time.sleep(0.001)
+    with pytest.raises(FileExistsError, match="there is a checkpoint already: '"):      # of no other rank: it is alone
+        checkpoints.save(path, model, optimizer)
+    shutil.rmtree(path)
+    checkpoints.save(path, model, optimizer)
+    checkpoints.load(path, model, optimizer)
 
 
 def test_one_made_anew_for_each_save_keeps_as_few(tmp_path):

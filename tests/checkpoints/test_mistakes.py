@@ -1,5 +1,7 @@
 """Checkpoints where programs err: ranks that don't mean the same, models of all sorts, moments that don't suit."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -107,7 +109,11 @@ def test_arrays_of_all_kinds(tmp_path, shape):
     checkpoints.save(tmp_path / "a", model)
     checkpoints.load(tmp_path / "a", other)
     assert_same(other.state_dict(), model.state_dict())
-    files = load_file(tmp_path / "a" / "rank-0.safetensors")
+    files, raw = load_file(tmp_path / "a" / "rank-0.safetensors"), (tmp_path / "a" / "rank-0.safetensors").read_bytes()
+    begin = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:begin])
+    assert begin % 8 == 0 and header.keys() == files.keys()     # aligned, for who maps it into memory
+    assert not any(entry["data_offsets"][0] % files[name].itemsize for name, entry in header.items())
     assert_same({name.removeprefix("model."): files[name] for name in sorted(files)},
                 dict(sorted(model.state_dict().items())))
 

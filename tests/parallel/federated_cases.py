@@ -82,6 +82,7 @@ def refused_where_ranks_disagree():
     alike = {"lr": 0.1, "clients": np.array_split(np.arange(150), 5)}
     said = []
     for unlike in ({"lr": 0.1 + rank}, {"clients": np.array_split(np.arange(150)[::1 - 2 * rank], 5)},
+                   {"clients": np.split(np.arange(150), [70 + rank])},
                    {"server": optim.SGD(model.parameters(), 0.01 * (1 + rank))}):
         try:
             FederatedAveraging(model, inputs, labels, **(alike | unlike))

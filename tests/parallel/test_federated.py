@@ -97,6 +97,8 @@ def test_clients_are_drawn_anew_each_round_and_only_they_count(data):
         np.testing.assert_allclose(model.weight.numpy(), weight - 0.2 * dw, atol=1e-14)
         seen.append(done.clients)
     assert len(set(seen)) > 1
+    other = FederatedAveraging(model, x, y, clients, lr=0.2, fraction=0.3, batch_size=None, seed=6)
+    assert [other.round().clients for _ in range(4)] != seen
 
 
 def test_local_batches_are_all_samples_in_an_order_of_their_own(data):
@@ -110,7 +112,8 @@ def test_local_batches_are_all_samples_in_an_order_of_their_own(data):
     model = model_of()
     weight, _ = values(model)
     clients = [np.arange(11), np.arange(11, 22)]
-    FederatedAveraging(model, x, y, clients, lr=0.1, fraction=1.0, batch_size=4, loss_sum=loss_sum).round()
+    learning = FederatedAveraging(model, x, y, clients, lr=0.1, fraction=1.0, batch_size=4, loss_sum=loss_sum)
+    learning.round()
     assert [len(batch) for batch in seen] == [4, 4, 3, 4, 4, 3]
     for client, batches in zip(clients, (seen[:3], seen[3:]), strict=True):
         rows = np.concatenate(batches)
@@ -118,6 +121,18 @@ def test_local_batches_are_all_samples_in_an_order_of_their_own(data):
         np.testing.assert_array_equal(np.sort(rows, 0), np.sort(x[client], 0))
     steps = [0.1 * sum(batch.mean(0) for batch in batches) for batches in (seen[:3], seen[3:])]
     np.testing.assert_allclose(model.weight.numpy(), weight - sum(steps) / 2, atol=1e-14)
+    learning.round()
+    assert not np.array_equal(np.concatenate(seen[:3]), np.concatenate(seen[6:9]))
+
+
+def test_each_local_step_drops_places_of_its_own(data):
+    x, y = data
+    model, seen = nn.Sequential(nn.Dropout(0.5), nn.Linear(9, 4, dtype=np.float64)), []
+    model[0].register_forward_hook(lambda layer, inputs, output: seen.append(output == 0))
+    learning = FederatedAveraging(model, x, y, [np.arange(8)], lr=0.1, epochs=2, batch_size=4)
+    for _ in range(2):
+        learning.round()
+    assert len(seen) == 8 and len({places.tobytes() for places in seen}) == 8
 
 
 def test_structured_training_moves_in_the_subspace_alone(data):
@@ -125,9 +140,16 @@ def test_structured_training_moves_in_the_subspace_alone(data):
     for encoding, most in ((RandomMask(0.25), 9), (LowRank(1), None)):
         model = model_of()
         weight, _ = values(model)
-        FederatedAveraging(model, x, y, [np.arange(150)], lr=0.5, epochs=3, encoding=encoding).round()
-        moved = model.weight.numpy() - weight
-        assert np.linalg.matrix_rank(moved, tol=1e-9) == 1 if most is None else np.count_nonzero(moved) == most
+        learning, moves = FederatedAveraging(model, x, y, [np.arange(150)], lr=0.5, epochs=3, encoding=encoding), []
+        for _ in range(2):      # each in a subspace of its own
+            learning.round()
+            moves.append(model.weight.numpy() - weight)
+            weight = weight + moves[-1]
+        for moved in moves:
+            assert np.linalg.matrix_rank(moved, tol=1e-9) == 1 if most is None else np.count_nonzero(moved) == most
+        both = np.hstack(moves)
+        assert np.linalg.matrix_rank(both, tol=1e-9) == 2 if most is None else both.any() and not np.array_equal(
+            moves[0] != 0, moves[1] != 0)
 
 
 def test_a_server_that_steps_by_one_is_plain_averaging_and_momentum_remembers(data):
@@ -199,9 +221,9 @@ def test_every_setting_has_bits_of_its_own():
 
 def test_ranks_that_cant_share_a_tree_or_disagree_are_told():
     assert all("power of two" in said for said in crews.call(CASES + "refused_on_three", 3))
-    for lr, clients, server in crews.call(CASES + "refused_where_ranks_disagree", 2):
+    for lr, clients, ends, server in crews.call(CASES + "refused_where_ranks_disagree", 2):
         assert "FederatedAveraging" in lr and "lr=0.1" in lr and "lr=1.1" in lr
-        assert "clients=" in clients and "'lr': 0.01" in server and "'lr': 0.02" in server
+        assert "clients=" in clients and "clients=" in ends and "'lr': 0.01" in server and "'lr': 0.02" in server
 
 
 def test_where_one_client_diverges_all_ranks_are_told():
@@ -237,6 +259,7 @@ def test_few_classes_by_label_and_by_a_small_alpha():
     ({"clients": [np.arange(0)]}, "no client"), ({"clients": [np.arange(150) < 4]}, "client 0 is bool"),
     ({"clients": [np.arange(5), np.arange(148, 151)]}, "client 1 is int64 .* from 0 to 149"),
     ({"labels": np.zeros(3, int)}, "equally many"),
+    ({"model": nn.Sequential(nn.Linear(9, 4), nn.Linear(4, 4, dtype=np.float64))}, "parameters of several dtypes"),
     ({"model": nn.Sequential(nn.Linear(9, 4), nn.BatchNorm(4))}, "is a buffer")])
 def test_what_doesnt_fit_is_refused(changes, words):
     inputs, labels = samples()
