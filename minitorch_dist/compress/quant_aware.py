@@ -134,7 +134,8 @@ def prepare_qat(model, bits=8, activation_bits=8, per_channel=True, weight_obser
     others                 as in Scheme and quantize_model; BatchNorms are folded before training
 
     Names of parameters are the model's. In exact mode a range would move between micro-shards, so that the bits depend
-    on the number of ranks: freeze_ranges first.
+    on the number of ranks: freeze_ranges first. So, too, where checkpoints see several forwards before a backward (of
+    accumulated batches, of a pipeline's), whose second runs would round in ranges that have moved: a RuntimeError.
     """
     scheme = Scheme("integer" if activation_bits else "weight-only", bits, activation_bits or 8, per_channel,
                     weight_observer=weight_observer, skip=skip)
