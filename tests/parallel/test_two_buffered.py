@@ -67,6 +67,8 @@ def test_ranks_wait_for_one_pipeline_to_fill_and_empty(p, m, batches):
     ("zero", "ValueError: PipeDream2BW doesn't go with fully_shard"),
     ("tied", "ValueError: PipeDream2BW doesn't go with parameters that several stages have, as 0.bias:"),
     ("few", "ValueError: PipeDream2BW: 2 micro-batches on 3 ranks: more than two batches could be under way"),
+    ("statistics", "MismatchError"),
+    ("shapes", "ValueError: PipeDream2BW.train: inputs of float64[n, 2, 7] and float64[n, 7]: what stages send"),
     ("loss", "MismatchError"),
     ("rows", "MismatchError")])
 def test_what_does_not_go_with_it_is_told_on_all_ranks(what, said):
@@ -76,11 +78,19 @@ def test_what_does_not_go_with_it_is_told_on_all_ranks(what, said):
     assert all(each is not None and each.startswith((said, "MismatchError")) for each in found)
     if what == "loss":
         assert "PipeDream2BW.train: loss_sum=None, and the last stage's forward takes no" in found[-1]
+    if what == "statistics":
+        assert "PipeDream2BW.train(Pipeline: 1, a BatchNorm in training, is in a stage without a wrapper" in found[0]
 
 
 def test_after_an_error_it_asks_to_begin_anew():
     for said in crews.call(CASES + "broken", 1):
         assert said[0] == "" and said[1].startswith("an earlier train() of this pipeline has raised")
+
+
+def test_calls_in_other_precisions():
+    for kept, anew in crews.call(CASES + "mixed", 2):
+        assert kept[0] == anew[0] and len(set(kept[0])) == 4
+        assert all((kept[1][name] == value).all() for name, value in anew[1].items())
 
 
 def test_no_batches_change_nothing():

@@ -1,9 +1,11 @@
 """What the ranks do in the tests of PipeDream-2BW. What must hold is checked by the parent process."""
 
+from contextlib import nullcontext
+
 import numpy as np
 
 import minitorch_dist as mt
-from minitorch_dist import comm, ledger, nn, optim
+from minitorch_dist import comm, data, ledger, nn, optim
 from minitorch_dist.backend import random_scope
 from minitorch_dist.data.loader import cut
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard
@@ -121,14 +123,36 @@ def refused(what):
         shared = nn.Linear(plain.FEATURES, plain.FEATURES, dtype="f8")
         stage = cut_sequential(nn.Sequential(shared, nn.Tanh(), shared, nn.Tanh()), world.size,
                                [1] * 4)[world.rank]
+    elif what == "statistics":
+        stage = cut_sequential(model("f8", norms=True), world.size)[world.rank].train(world.rank == 0)
     elif what == "few":
         micro_batches = world.size - 1
     try:
         pipeline = PipeDream2BW(stage, world, OPTIMIZERS["sgd"](stage.parameters()), micro_batches)
         batches = batches_of(2 + (what == "rows") * world.rank)
-        pipeline.train(batches, None if what == "loss" else loss_of, seed=SEED, step=0)
+        if what == "shapes":
+            batches += data.Loader(np.ones((13, 2, plain.FEATURES)), np.zeros((13, 2), int), 13).epoch(0)
+        pipeline.train(batches, None if what == "loss" else loss_of, seed=SEED, step=0,
+                       over=world if what == "statistics" else None)
     except (ValueError, TypeError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
+
+
+def mixed():
+    """(losses, this rank's parameters) of calls in other precisions; and by a pipeline made anew for each."""
+    world, found = comm.world(), []
+    for anew in (False, True):
+        stage, losses, pipeline = cut_sequential(model("f4"), world.size)[world.rank], [], None
+        optimizer = OPTIMIZERS["sgd"](stage.parameters())
+        for step, dtype in enumerate((None, "bfloat16", "float16", None)):
+            if anew or pipeline is None:
+                pipeline = PipeDream2BW(stage, world, optimizer, 3)
+            x, labels = plain.dataset()
+            batch, = data.Loader(x[:13].astype("f4"), labels[:13], 13).epoch(0)
+            with nullcontext() if dtype is None else mt.autocast(dtype):
+                losses += pipeline.train([batch], loss_of, seed=SEED, step=step)
+        found.append((losses, state(stage)))
+    return found
 
 
 def broken():

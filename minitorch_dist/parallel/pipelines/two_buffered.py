@@ -30,11 +30,13 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from ...autodiff.primitive import state
 from ...backend import module_of, random_scope
 from ...flat import flat_buffers
 from ...optim.clip import tree_sum
 from ..fsdp.fully_sharded import FullySharded
 from . import documents
+from .checks import check_statistics
 from .pipeline import Pipeline
 from .schedule_steps import FORWARD
 from .schedules import one_forward_one_backward
@@ -81,6 +83,13 @@ class TwoVersions:
             flat.live_in(array)
 
 
+def check_alike_inputs(inputs):
+    """ValueError where batches without a pause between them would have messages of several shapes."""
+    if len(kinds := sorted({f"{x.dtype}{['n', *x.shape[1:]]}".replace("'", "") for x in inputs})) > 1:
+        raise ValueError(f"PipeDream2BW.train: inputs of {' and '.join(kinds)}: what stages send has one shape in all "
+                         "batches of a call, give each kind a call of its own")
+
+
 class PipeDream2BW(Pipeline):
     """This rank's stage of a model whose ranks don't wait for each other between batches.
 
@@ -114,12 +123,13 @@ class PipeDream2BW(Pipeline):
                     which the next call begins with: the place to evaluate, to save, to look at losses
         step        number of the first batch, of which random numbers depend
         scheduler   of the learning rate: takes a step after each of the optimizer's
-        loss_sum, seed, units, micro_shards, over, packed     as in Pipeline.run, with the same errors
+        loss_sum, seed, units, micro_shards, over, packed     as in Pipeline.run, with the same errors; and a ValueError
+                    for inputs of several shapes, but for the number of samples, or dtypes
         """
         batches = list(batches)
         if not batches:
             return []
-        self._begin_all(batches, loss_sum, packed)
+        self._begin_all(batches, loss_sum, packed, over)
         if self.optimizer is not None:
             self.optimizer.zero_grad()      # what somebody's own backward has left would be of the first batch
         m, self.kept, self.halves, self.statistics, self.scaler = self.micro_batches, {}, {}, {}, None
@@ -142,7 +152,7 @@ class PipeDream2BW(Pipeline):
         self.versions.before = None
         return self._losses_of_all(batches, units, over)
 
-    def _begin_all(self, batches, loss_sum, packed):
+    def _begin_all(self, batches, loss_sum, packed, over):
         """Before anything is sent: that all ranks have the same rows, and none an error."""
         if self.under_way:
             raise RuntimeError("an earlier train() of this pipeline has raised, and what it has sent is still on its "
@@ -151,6 +161,8 @@ class PipeDream2BW(Pipeline):
         try:
             self._check_frozen()
             self._check_loss("train", loss_sum)
+            check_statistics(self.chunks, over, self.exact)
+            check_alike_inputs([batch.inputs for batch in batches])
             self.cut, self.packed = [self._shards_of(batch) for batch in batches], packed
             rows = [f"{shards[0].rows[0]} to {shards[-1].rows[1]} of {batch.count}, "
                     + documents.told(self.chunks, batch.inputs, packed, self.reads)
@@ -165,7 +177,7 @@ class PipeDream2BW(Pipeline):
         self.under_way, self.at_end, self.sums = "train", loss_sum, []
         self.ties.begin()
         first = self.cut[0][0].inputs
-        self.messages.begin(("train", first.dtype, first.shape[1:]))
+        self.messages.begin(("train", state.autocast and state.autocast.dtype, first.dtype, first.shape[1:]))
 
     def _losses_of_all(self, batches, units, over):
         """The batches' mean losses, which the last stage knows, on all ranks."""
