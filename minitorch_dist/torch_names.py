@@ -126,7 +126,7 @@ NAMES = {
         "swa_utils": "averages of weights are in minitorch_dist.compress: from minitorch_dist.compress import soup",
     },
     "Optimizer": {
-        "add_param_group": "an optimizer has the groups that it was made of: make another one",
+        "add_param_group": "an optimizer has the groups that it was made of: optim.Combined(this one, one of the rest)",
         "defaults": "each group of optimizer.param_groups has all settings",
     },
     "LambdaLR": {

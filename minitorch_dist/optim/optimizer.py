@@ -41,7 +41,8 @@ class Optimizer:
 
     param_groups may be read, and a group's settings be changed between two
     steps (as a schedule does), but for "params" and "state_bits": these are
-    settled when the optimizer is made.
+    settled when the optimizer is made. For parameters that come later:
+    Combined(optimizer, another one of them).
 
     A group with {"state_bits": 8} keeps its state, but for masters, in 8 bits
     (packed.py), unpacked and packed again tile by tile around `update`; other
@@ -248,6 +249,10 @@ class Optimizer:
     def check_step(self):
         """Raise where no step may be made now; nothing has changed then."""
         refuse_in_graph(f"{type(self).__name__}.step")
+        given, known = (sum(map(len, each)) for each in ([g["params"] for g in self.param_groups], self.slots))
+        if given != known:
+            raise RuntimeError(f"{type(self).__name__}.step: param_groups have {given} parameters, and had {known} "
+                               "when the optimizer was made: for more of them, Combined(this one, one of the rest)")
         for group in self.param_groups:     # which schedules write into
             self._as_numbers(group)
             if not holds(AT_LEAST_0[0], group["lr"], group):
