@@ -124,8 +124,8 @@ class DistributedDataParallel(ReducingModule):
             self._pass_begins()
         if self.arrivals is not None and self.sync:
             self.arrivals.append(tensor)
-        if tensor.node.hooks[-1] is not self.hook:
-            self._come_last(tensor.node)
+        if tensor.leaf.hooks[-1] is not self.hook:
+            self._come_last(tensor.leaf)
             return
         bucket = self.bucket_of[id(tensor)]
         bucket.missing.discard(id(tensor))

@@ -7,10 +7,11 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from minitorch_dist import comm
+import minitorch_dist as mt
+from minitorch_dist import comm, nn
 from minitorch_dist.autodiff.saved import owner_of
 from minitorch_dist.flat import ALIGN, BLOCK, round_up
-from minitorch_dist.parallel import fully_shard
+from minitorch_dist.parallel import DistributedDataParallel, fully_shard
 from minitorch_dist.parallel.local_sgd.fragments import fragments_of
 from tests.crews import crews, threads
 
@@ -286,3 +287,23 @@ def test_what_is_written_in_place_to_the_frozen_is_there(stage):
     for rank, ((output, values), (wanted, whole)) in enumerate(crews.call(CASES + "written_in_place", 2, (stage,))):
         np.testing.assert_allclose(output, wanted, rtol=1e-12)
         close(values, {} if rank else whole)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_what_is_frozen_between_forward_and_backward(stage):
+    """The others' gradients are as ever; of two forwards, too, of which the second has found it frozen."""
+    wrap = functools.partial(fully_shard, stage=stage) if stage else DistributedDataParallel
+
+    def gradients(wrap, forwards):
+        mt.manual_seed(1)
+        model = wrap(nn.Sequential(nn.Linear(3, 4, dtype="f8"), nn.Tanh(), nn.Linear(4, 2, dtype="f8")))
+        x, frozen, losses = np.linspace(-1, 1, 6).reshape(2, 3), dict(model.named_parameters())["0.weight"], []
+        for _ in range(forwards):
+            losses.append((model(x) ** 2).sum())
+            frozen.requires_grad_(False)
+        sum(losses).backward()
+        return {name: p.grad.numpy().ravel() for name, p in model.named_parameters() if p is not frozen}
+    for forwards in (1, 2):
+        wanted = gradients(lambda module: module, forwards)
+        for name, grad in gradients(wrap, forwards).items():
+            np.testing.assert_allclose(grad, wanted[name], rtol=1e-12, err_msg=name)

@@ -257,8 +257,8 @@ class FullySharded(ReducingModule):
     def _gradient_ready(self, tensor):
         """A parameter's gradient is complete."""
         self._pass_begins()
-        if tensor.node.hooks[-1] is not self.hook:      # a later one may change it: it is taken at the end
-            self._come_last(tensor.node)
+        if tensor.leaf.hooks[-1] is not self.hook:      # a later one may change it: it is taken at the end
+            self._come_last(tensor.leaf)
             return
         self.unit_of[id(tensor)].take(tensor)
         # Strictly in order, so that all ranks post the same sequence.
