@@ -18,13 +18,13 @@ def late(counts, m, name, size=1):
 
 
 @pytest.mark.parametrize("n, pp, m, counts, name, wrapped, remade", [
-    (1, 1, 1, [4], "sgd", False, False), (2, 2, 2, [7], "sgd", False, False),
-    (2, 2, 5, [1, 4, 2], "adamw", False, False), (3, 3, 3, [6], "adamw", False, True),
-    (4, 4, 4, [5], "sgd", True, False), (3, 3, 7, [2, 3], "sgd", True, True),
-    (4, 2, 3, [6], "adamw", True, False), (4, 2, 2, [3, 1], "sgd", True, True)])
+    (1, 1, 1, [4], "sgd", 0, False), (2, 2, 2, [7], "sgd", 0, False),
+    (2, 2, 5, [1, 4, 2], "adamw", 0, False), (3, 3, 3, [6], "adamw", 0, True),
+    (4, 4, 4, [5], "sgd", 25, False), (3, 3, 7, [2, 3], "sgd", 25, True),
+    (4, 2, 3, [6], "adamw", 25, False), (4, 2, 2, [3, 1], "sgd", 25, True), (4, 2, 3, [3, 2], "adamw", 1e-4, False)])
 def test_the_numbers_of_one_process_with_late_gradients(n, pp, m, counts, name, wrapped, remade):
     """Dropout, rates that fall, batches of 13 that nothing divides, and smaller ones: to the bit where one rank has all
-    samples, within 1e-10 where they are divided."""
+    samples, within 1e-10 where they are divided. Of several buckets, too, which are cut anew after the first batch."""
     losses, wanted = late(counts, m, name, n // pp)
     seen = set()
     arguments = pp, counts, m, name, wrapped, remade

@@ -58,13 +58,14 @@ def late(calls, micro_batches, name, size=1):
 
 def train(pp, counts, micro_batches, name, wrapped, remade=False):
     """(losses, this rank's parameters, coords, (live micro-batches, bytes of weights held at most beside the
-    parameters)); one call for each of the counts. remade: each layer is run anew in backward."""
+    parameters)); one call for each of the counts. wrapped: MiB of a bucket, 0 without a wrapper; remade: each layer is
+    run anew in backward."""
     mesh = comm.DeviceMesh(dp=-1, pp=pp)
     stage = cut_sequential(model("f8"), pp)[mesh.coords["pp"]]
     if remade:
         for layer in stage.children():
             layer.forward = mt.checkpoint(layer.forward)
-    chunk = DistributedDataParallel(stage, mesh["dp"]) if wrapped else stage
+    chunk = DistributedDataParallel(stage, mesh["dp"], wrapped, wrapped) if wrapped else stage
     params = list(chunk.parameters())
     optimizer = OPTIMIZERS[name](params) if params else None
     schedule = optim.LambdaLR(optimizer, lambda t: 1 / (1 + t)) if params else None

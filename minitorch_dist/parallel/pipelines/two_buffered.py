@@ -49,11 +49,14 @@ class TwoVersions:
     """
 
     def __init__(self, params):
-        self.flats, self.steps, self.before = flat_buffers(params), 0, None
+        self.params = list(params)
+        self.flats, self.steps, self.before = flat_buffers(self.params), 0, None
 
     def step(self, optimizer):
         """Take an optimizer step, into the storage of the older version; the newer one becomes the older, and is left
         as it is, for what has it on its tape."""
+        if (flats := flat_buffers(self.params)) != self.flats:      # DistributedDataParallel has cut its buckets anew
+            self.flats, self.before = flats, None
         now = [flat.params for flat in self.flats]
         for flat, free in zip(self.flats, self.before or [module_of(a).empty_like(a) for a in now], strict=True):
             free[...] = flat.params
