@@ -93,5 +93,10 @@ def test_calls_in_other_precisions():
         assert all((kept[1][name] == value).all() for name, value in anew[1].items())
 
 
+def test_what_is_thawed_between_two_calls():
+    for kept, anew in crews.call(CASES + "thawed", 2):
+        assert kept and all((kept[name] == value).all() for name, value in anew.items())
+
+
 def test_no_batches_change_nothing():
     assert crews.call(CASES + "empty", 2) == [([], True)] * 2

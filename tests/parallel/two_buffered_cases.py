@@ -156,6 +156,27 @@ def mixed():
     return found
 
 
+def thawed():
+    """This rank's parameters, of a pipeline that goes on when its biases are thawed; and of one that is made anew."""
+    world, found = comm.world(), []
+    for anew in (False, True):
+        stage = cut_sequential(model("f8"), world.size)[world.rank]
+        weights, biases = ([p for p in stage.parameters() if (p.ndim > 1) == matrices] for matrices in (True, False))
+        for p in biases:
+            p.requires_grad_(False)
+        optimizer = OPTIMIZERS["sgd"](weights)
+        pipeline = PipeDream2BW(stage, world, optimizer, 3)
+        pipeline.train(batches_of(2), loss_of, seed=SEED, step=0)
+        for p in biases:
+            p.requires_grad_(True)
+        pipeline.optimizer = optim.Combined(optimizer, OPTIMIZERS["adamw"](biases))
+        if anew:
+            pipeline = PipeDream2BW(stage, world, pipeline.optimizer, 3)
+        pipeline.train(batches_of(3), loss_of, seed=SEED, step=2)
+        found.append(state(stage))
+    return found
+
+
 def broken():
     """What the second call says, after the first one has raised on all ranks."""
     world = comm.world()

@@ -43,13 +43,18 @@ from .schedules import one_forward_one_backward
 
 
 class TwoVersions:
-    """Of parameters: those that the optimizer has made last, and the ones before.
+    """Of a chunk's parameters: those that the optimizer has made last, and the ones before.
 
     steps   how many steps have been taken since the first of these batches
     """
 
-    def __init__(self, params):
-        self.params = list(params)
+    def __init__(self, chunk):
+        self.chunk = chunk
+        self.begin()
+
+    def begin(self):
+        """The first of some batches: there is one version, of what is trained now."""
+        self.params = [p for p in self.chunk.parameters() if p.requires_grad]
         self.flats, self.steps, self.before = flat_buffers(self.params), 0, None
 
     def step(self, optimizer):
@@ -115,7 +120,7 @@ class PipeDream2BW(Pipeline):
             raise ValueError(f"PipeDream2BW doesn't go with {said[0]}: a step is taken on each rank as soon as its own "
                              "gradients are there. Take Pipeline")
         self.optimizer = optimizer
-        self.versions = TwoVersions([p for p in chunk.parameters() if p.requires_grad])
+        self.versions = TwoVersions(chunk)
 
     def train(self, batches, loss_sum, *, seed, step, units=1, micro_shards=8, over=None, scheduler=None,
               packed=False):
@@ -136,7 +141,8 @@ class PipeDream2BW(Pipeline):
         if self.optimizer is not None:
             self.optimizer.zero_grad()      # what somebody's own backward has left would be of the first batch
         m, self.kept, self.halves, self.statistics, self.scaler = self.micro_batches, {}, {}, {}, None
-        self.left, self.versions.steps, self.versions.before = [m], 0, None
+        self.left = [m]
+        self.versions.begin()
         for kind, k, stage in one_forward_one_backward(self.comm.size, m * len(batches))[self.comm.rank]:
             (b, k), count = divmod(k, m), batches[k // m].count
             with self.versions.of(b):       # backward, too: what is checkpointed runs forward once more
