@@ -65,7 +65,8 @@ class Checkpointed:
 
     def __call__(self, *args, **kwargs):
         random_before, start, recall = backend.random_snapshot(), tick(), Recall(self.save)
-        with mode(recall=recall if self.save else state.recall):
+        notes = Notes(state.notes)
+        with mode(recall=recall if self.save else state.recall, notes=notes):
             out = self.__wrapped__(*args, **kwargs)
         values, rebuild = flatten(out)
         level = max((v.level for v in values if v.__class__ in TRACED), default=-1)
@@ -81,7 +82,7 @@ class Checkpointed:
         given = [lower(a) for a in flatten((args, kwargs))[0] if hasattr(lower(a), "strides")]
         stored = recall.arrays()
         segment = Segment(self.__wrapped__, recorded, results, random_before, level, context,
-                          ("input",) * (len(leaves) + len(given)) + ("saved result",) * len(stored), recall)
+                          ("input",) * (len(leaves) + len(given)) + ("saved result",) * len(stored), recall, notes.kept)
         node = Node(segment, frontier, (*leaves, *given, *stored, args, kwargs, recall.found), None, None)
         if state.counting:
             count_kept([given, stored])
@@ -143,6 +144,30 @@ class Recall:
         return _arrays([result for _, result in self.found])
 
 
+class Notes:
+    """What a first run notes, in order (modes.as_at_first), and a second one is told.
+
+    outer  the Notes of the segment around this one, which notes the same
+    told   what the first run has noted; None: this is the first
+    """
+
+    def __init__(self, outer=None, told=None):
+        self.outer, self.told, self.kept = outer, told, []
+
+    def note(self, make):
+        """make(), or what it gave in the first run."""
+        if self.outer is not None:
+            value = self.outer.note(make)
+        elif self.told is None:
+            value = make()
+        elif len(self.kept) < len(self.told):
+            value = self.told[len(self.kept)]
+        else:
+            raise RuntimeError("a second run came to more layers than the first: it must do the same in both")
+        self.kept.append(value)
+        return value
+
+
 def _arrays(values):
     return [lower(v) for v in flatten(values)[0] if hasattr(lower(v), "strides")]
 
@@ -165,7 +190,8 @@ class Segment:
 
     pulls, multi = None, True
 
-    def __init__(self, f, recorded, results, random_before, level, context, layout, recall):
+    def __init__(self, f, recorded, results, random_before, level, context, layout, recall, notes):
+        self.notes = notes
         self.f, self.recorded, self.context, self.layout, self.save = f, recorded, context, layout, recall.ops
         self.fingerprint = _fingerprint(_sums(results) + recall.sums)
         self.name = f"checkpoint({getattr(f, '__name__', type(f).__name__)})"
@@ -194,7 +220,7 @@ class Segment:
             # At least as deep as the first time, so that transforms inside get levels above its values' own.
             with mode(off=max(self.off, min(state.off, self.level - 1)), level=max(state.level, self.depth),
                       autocast=self.autocast and self.autocast.anew(), again=True,
-                      recall=recall if self.save else None), self.context():
+                      recall=recall if self.save else None, notes=Notes(told=self.notes)), self.context():
                 values, _ = flatten(self.f(*args, **kwargs))
         finally:
             backend.random_restore(random_now)

@@ -29,6 +29,12 @@ def is_recomputing():
     return state.again
 
 
+def as_at_first(make):
+    """make(); where a checkpointed segment is being run for the second time, what it made in the first run: for what is
+    read from outside and moves with each forward, like a range that is learnt."""
+    return make() if state.notes is None else state.notes.note(make)
+
+
 def is_grad_enabled():
     """Whether ops on tensors are being recorded here."""
     return state.off < state.level

@@ -44,6 +44,7 @@ class State(threading.local):
     anomaly    whether detect_anomaly is on
     counting   whether the ledger counts the bytes that are kept
     again      whether a checkpointed segment is being run for the second time
+    notes      None, or the Notes of the checkpointed segment that runs (checkpointing.py)
     again_in   None, or a function to call where a checkpoint is made, with the date at which its segment began. It
                returns two functions: one makes a context for the second run, the other says of an array whether that
                context brings it, so that it needn't be kept
@@ -61,6 +62,7 @@ class State(threading.local):
     anomaly = False
     counting = False
     again = False
+    notes = None
     again_in = None
     recall = None
     capture = None

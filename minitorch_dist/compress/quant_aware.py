@@ -17,7 +17,7 @@ Sources: Jacob et al. 2018, 3; Nagel et al. 2021, 4.
 import copy
 
 from .. import comm as communication
-from ..autodiff.modes import is_recomputing
+from ..autodiff.modes import as_at_first
 from ..autodiff.primitive import lower
 from ..backend import assign, xp
 from ..nn.conv import AvgPool2d
@@ -77,13 +77,18 @@ class Observing(Module):
             raise RuntimeError(f"{self.name} has no range for its input yet: run some batches in training mode first")
         return params_of_range(*self.input_range, self.scheme.activation_bits)
 
-    def rounded(self, x):
-        """x as the integers will stand for it."""
-        if self.scheme.kind == "weight-only":
-            return x
-        if self.training and self.observing and not is_recomputing():
+    def params_for(self, x):
+        """The QuantParams to round a batch in, by which the range moves in training."""
+        if self.training and self.observing:
             self.observe(x)
-        return fake_quantize(x, self.input_params())
+        return self.input_params()
+
+    def rounded(self, x):
+        """(x as the integers will stand for it, their QuantParams); (x, None) where only weights are rounded."""
+        if self.scheme.kind == "weight-only":
+            return x, None
+        params = as_at_first(lambda: self.params_for(x))
+        return fake_quantize(x, params), params
 
     def converted(self):
         """The layer of integers."""
@@ -107,10 +112,10 @@ class FakeQuantized(Observing):
         self.product = product_of(layer)
 
     def forward(self, x):
-        x = self.rounded(x)
-        if self.scheme.kind == "weight-only":
+        x, rounding = self.rounded(x)
+        if rounding is None:
             return self.product(x, fake_quantize(self.weight, scales_for(self.weight, None, self.scheme)), self.bias)
-        step = self.input_params().scale
+        step = rounding.scale
         params = scales_for(self.weight, self.bias, self.scheme, step)
         bias = None if self.bias is None else fake_round(self.bias, params.scale.astype(xp.float64) * float(step), 32)
         return self.product(x, fake_quantize(self.weight, params), bias)
@@ -120,7 +125,7 @@ class FakeQuantizedAvgPool2d(Observing):
     """An average pooling that rounds its input."""
 
     def forward(self, x):
-        return self.source[0](self.rounded(x))
+        return self.source[0](self.rounded(x)[0])
 
 
 def prepare_qat(model, bits=8, activation_bits=8, per_channel=True, weight_observer="minmax", skip=(), comm=None,
@@ -134,8 +139,7 @@ def prepare_qat(model, bits=8, activation_bits=8, per_channel=True, weight_obser
     others                 as in Scheme and quantize_model; BatchNorms are folded before training
 
     Names of parameters are the model's. In exact mode a range would move between micro-shards, so that the bits depend
-    on the number of ranks: freeze_ranges first. So, too, where checkpoints see several forwards before a backward (of
-    accumulated batches, of a pipeline's), whose second runs would round in ranges that have moved: a RuntimeError.
+    on the number of ranks: freeze_ranges first. What is checkpointed rounds again in the ranges of its first run.
     """
     scheme = Scheme("integer" if activation_bits else "weight-only", bits, activation_bits or 8, per_channel,
                     weight_observer=weight_observer, skip=skip)
