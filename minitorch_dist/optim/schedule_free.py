@@ -92,8 +92,7 @@ class AdamWScheduleFree(Optimizer):
         those that are wrapped by fully_shard, which gather what their ranks have written; others may be named too.
 
         RuntimeError inside for another one, for a step, and for state_dict() and load_state_dict(): a checkpoint wants
-        y, whose means can be made at any time; and at the end where DistributedDataParallel has taken the mean for the
-        model's values.
+        y, whose means can be made at any time; and at the end where DistributedDataParallel has moved the mean.
         """
         self._check_outside("averaged")
         self._follow_moved()
@@ -113,8 +112,8 @@ class AdamWScheduleFree(Optimizer):
                 p[...] = before
             self._written(kept, models)
         if self._have_moved():
-            raise RuntimeError("DistributedDataParallel was made inside averaged(), and has kept the mean and not what "
-                               "is trained: wrap the model before or behind that block")
+            raise RuntimeError("DistributedDataParallel was made inside averaged(), or had its first backward there, "
+                               "and has kept the mean and not what is trained: do that before or behind that block")
 
     def _written(self, kept, models):
         for flat, p, _ in kept:
