@@ -77,9 +77,10 @@ class FullySharded(ReducingModule):
     tensors have values during forward only; whoever reads them at another time gets a ShardedParameterError. Hooks on a
     piece see the sum over the ranks, when all gradients are there. Of pieces that are frozen after wrapping, alike on
     all ranks, no gradients are made from the next forward on, nor sent, where all of a unit are (of a part of one zeros
-    are: TrainedUnit.reduce says why). A loss may have pieces in it, 0.05 * sum((p ** 2).sum() for p in
-    model.parameters()): each rank has its part of that penalty, whose gradients are added to the sums (not in exact
-    mode, nor beside hooks on them: a backward of its own there).
+    are: TrainedUnit.reduce says why); and what a step has made of them until then is dropped, which one process and
+    DistributedDataParallel keep. A loss may have pieces in it, 0.05 * sum((p ** 2).sum() for p in model.parameters()):
+    each rank has its part of that penalty, whose gradients are added to the sums (not in exact mode, nor beside hooks
+    on them: a backward of its own there).
 
     Inside no_sync(), and between exact mode's micro-shards, a rank keeps whole gradients (exact: log₂ of the
     micro-shards + 1 of them), in every stage. What a checkpoint keeps of a unit's values is freed when backward has
