@@ -45,7 +45,8 @@ def reader_may_leave():
         try:
             yield
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:      # as by >&-
+                sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())      # for Python's own flush at the end
         raise SystemExit(1) from None

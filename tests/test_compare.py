@@ -258,6 +258,13 @@ def test_a_reader_may_leave(write, tmp_path, arguments):
         assert program.stderr.read() == "" and program.wait(timeout=60) == 1
 
 
+def test_nobody_may_read(tmp_path):
+    """As by `>&-`: there is no standard output."""
+    command = f"exec {sys.executable} mnist_demo/train.py --data digits --steps 1 --out {tmp_path}/run >&-"
+    run = subprocess.run(["/bin/sh", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert run.returncode == 0 and "Traceback" not in run.stderr, run.stderr
+
+
 @pytest.mark.parametrize("arguments", [
     "mnist_demo/compare.py {0} {1} -o {2}/curves.png", "examples/sharding.py --plan 2",
     "-m minitorch_dist plan --parameters 1e9 --devices 2",
