@@ -218,8 +218,9 @@ def test_misuse_is_named():
         mt.custom_jvp(rename(lambda x: x, "f"))(x)
     with pytest.raises(TypeError, match="'cube_v' has a reverse rule only"):
         mt.jvp(cube_v, (one,), (one,))
-    with pytest.raises(TypeError, match="must return a pair"):
-        simple(None, lambda x, w: x * w)(x, x)
+    for forward in (lambda x, w: x * w, lambda x, w: (x * w, x, w)):
+        with pytest.raises(TypeError, match="must return a pair"):
+            simple(None, forward)(x, x)
     with pytest.raises(TypeError, match="'cube_j' has a derivative given by hand"):
         mt.linear_transpose(cube_j, one)
 
@@ -398,6 +399,7 @@ def test_one_rule_serves_both_modes_and_several_outputs():
     (lambda p, t: (p[0], p[0]), TypeError, "'f' returned a tangent that doesn't depend"),
     (lambda p, t: (p[0], t[0][:1]), ValueError, r"the tangent from the rule of 'f' has shape \(1,\).*\(2,\)"),
     (lambda p, t: p[0], TypeError, "must return a pair"),
+    (lambda p, t: (p[0], t[0], None), TypeError, "must return a pair"),
     (lambda p, t: ((p[0], p[0]), t[0]), ValueError, "2 outputs and 1 tangents"),
 ])
 def test_a_rule_that_is_not_linear_or_does_not_fit_is_named(rule, error, message):

@@ -32,5 +32,6 @@ def test_the_shift_is_what_shifts_says():
 
 def test_no_reach_changes_nothing_and_too_much_is_named():
     np.testing.assert_array_equal(RandomShift(20, side=6, reach=0)(images, np.arange(20), 0), images)
-    with pytest.raises(ValueError, match="reach 6 for images of 6"):
-        RandomShift(20, side=6, reach=6)
+    for reach in (6, -1):
+        with pytest.raises(ValueError, match=f"reach {reach} for images of 6"):
+            RandomShift(20, side=6, reach=reach)

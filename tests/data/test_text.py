@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minitorch_dist.data import Loader
-from minitorch_dist.data.text import IGNORED, Characters, Windows, addition, read_text
+from minitorch_dist.data.text import IGNORED, Bytes, Characters, Windows, addition, read_text
 
 
 def test_characters_go_there_and_back():
@@ -87,8 +87,9 @@ def test_addition_in_another_base(base):
         question, answer = problems.vocabulary.decode(row).split("=")
         assert sum(int(number, base) for number in question.split("+")) == int(answer[::-1], base)
     assert problems.vocabulary.numbers == addition(2).vocabulary.numbers
-    with pytest.raises(ValueError, match="base 11"):
-        addition(2, base=11)
+    for wrong in (1, 11):
+        with pytest.raises(ValueError, match=f"base {wrong};"):
+            addition(2, base=wrong)
 
 
 @pytest.mark.parametrize("number", [-1, 3])
@@ -105,5 +106,21 @@ def test_shares_that_leave_nothing_to_train_on(tmp_path):
             read_text(tmp_path / "t", share)
         with pytest.raises(ValueError, match=f"test={share}"):
             addition(1, test=share)
+    assert read_text(tmp_path / "t", 0).validation.size == addition(1, test=0).test.size == 0
     with pytest.raises(TypeError, match=r"length=2\.5: must be a whole number"):
         Windows(np.arange(9), 2.5)
+
+
+def test_the_shortest_that_there_is_something_to_learn_from(tmp_path):
+    (tmp_path / "two").write_text("ab")
+    assert read_text(tmp_path / "two", 0).train.tolist() == [0, 1]
+    (tmp_path / "one").write_text("a")
+    with pytest.raises(ValueError, match="one holds 1 characters"):
+        read_text(tmp_path / "one")
+    for length in (1, 3):
+        windows = Windows(np.arange(length + 1), length)
+        assert windows.inputs.tolist() == [[*range(length)]] and windows.targets.tolist() == [[*range(1, length + 1)]]
+    assert Bytes().decode([104, 105, Bytes.end]) == "hi"
+    for number in (-1, 257):
+        with pytest.raises(ValueError, match=f"from {number} to {number}; there are 0 to 256"):
+            Bytes().decode([number])
