@@ -129,8 +129,9 @@ def test_an_argument_that_is_not_there_or_is_named_twice(make):
                                 ((1, -1), (a, b), r"argnums=\(1, -1\) names an argument twice")):
         with pytest.raises(ValueError, match=says):
             make(f, argnums)(*args)
-    for found, expected in zip(make(f, -1)(a, b), make(f, 1)(a, b), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for back, front in ((-1, 1), (-2, 0)):
+        for found, expected in zip(make(f, back)(a, b), make(f, front)(a, b), strict=True):
+            np.testing.assert_array_equal(found, expected)
 
 
 def test_unused_inputs_and_constant_functions_get_zeros():
@@ -168,6 +169,7 @@ def test_control_flow_by_value_works():
     (lambda: mt.grad(lambda x: x * 2.0)(np.ones(3)), TypeError, r"one number.*shape \(3,\)"),
     (lambda: mt.grad(mt.sum)(np.array([1, 2])), TypeError, "int64"),
     (lambda: mt.jvp(mt.exp, (np.ones(3),), (np.ones(2),)), ValueError, r"\(2,\).*\(3,\)"),
+    (lambda: mt.jvp(mt.exp, (np.ones(3),), (np.ones(1),)), ValueError, r"\(1,\) .* \(3,\) .*: they must be equal"),
     (lambda: mt.jvp(mt.exp, (np.ones(3),), (np.ones(3, np.float32),)), ValueError, "float32"),
     (lambda: mt.jvp(mt.mul, (one, one), (one,)), ValueError, "2 primals, 1 tangents"),
     (lambda: mt.vjp(mt.exp, np.ones(3))[1](np.ones(2)), ValueError, r"\(2,\).*\(3,\)"),

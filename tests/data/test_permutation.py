@@ -6,7 +6,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from minitorch_dist.data import Permutation, Sampler
@@ -22,6 +22,7 @@ def test_each_number_once(n, key):
 
 
 @settings(deadline=None)
+@example(n=LARGEST, places=[0.0, 0.3, 0.99])
 @given(n=st.integers(1, LARGEST), places=st.lists(st.floats(0, 1, exclude_max=True), max_size=20))
 def test_large_ones_have_what_they_should_and_nothing_twice(n, places):
     asked = np.unique(np.array([int(p * n) for p in places], np.int64))
