@@ -100,13 +100,14 @@ def test_what_is_no_number():
     with pytest.raises(ValueError, match="1 of 2 values are NaN"):
         quantize(np.array([1.0, np.nan]), params)
     assert np.isnan(fake_quantize(np.array([np.nan, 1.0], np.float32), params))[0]
-    for low, high in ((np.nan, 1), (0, np.inf), (2, 1)):
+    for low, high in ((np.nan, 1), (0, np.inf), (-np.inf, 1), (2, 1)):
         with pytest.raises(ValueError, match="it must be finite, and begin before it ends"):
             params_of_range(low, high)
     for bits in (0, 1, 33):
         with pytest.raises(ValueError, match=f"of {bits} bits: it must be 2 to 32"):
             params_of_range(0, 1, bits)
-    for scale, zero, words in ((0.0, 0, "more than 0"), (np.nan, 0, "finite"), ([1.0], 0, "per tensor it is one")):
+    for scale, zero, words in ((0.0, 0, "more than 0"), (np.nan, 0, "finite"), (np.inf, 0, "finite and more than 0"),
+                               ([1.0], 0, "per tensor it is one")):
         with pytest.raises(ValueError, match=words):
             QuantParams(scale, zero)
     with pytest.raises(ValueError, match="2 scales and 1 zero points: as many of each"):
@@ -182,6 +183,9 @@ def test_what_observers_refuse(name):
         observer.params()
     with pytest.raises(ValueError, match="2 NaN and 1 infinite values of 4"):
         observer.observe(np.array([np.nan, np.inf, 0, np.nan]))
+    for infinite in (np.inf, -np.inf):
+        with pytest.raises(ValueError, match="0 NaN and 1 infinite values of 2"):
+            observer.observe(np.array([infinite, 1]))
     observer.observe(np.zeros(5))
     assert observer.params().scale == 1 and quantize(np.zeros(3), observer.params()).tolist() == [-128] * 3
 
