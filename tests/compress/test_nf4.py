@@ -93,7 +93,10 @@ def test_products_and_gradients_are_the_dequantised_weights(double):
     check_grads(lambda x: mt.tanh(held.linear(mt.sin(x))), (random.standard_normal((3, 9)),), order=2)
     with mt.autocast("bfloat16"):
         assert held.linear(mt.tensor(np.ones((2, 9), np.float32))).dtype.name == "bfloat16"
-    for wrong in np.ones((2, 8)), np.ones((2, 9), np.int64):
+    row = np.ones(9, np.float32)
+    np.testing.assert_allclose(held.linear(mt.tensor(row)).numpy(), held.linear(mt.tensor(row[None])).numpy()[0],
+                               rtol=1e-6)
+    for wrong in np.ones((2, 8)), np.ones((2, 9), np.int64), np.ones(()):
         with pytest.raises(ValueError, match="a last axis of 9"):
             held.linear(mt.tensor(wrong))
 

@@ -72,9 +72,13 @@ def test_what_would_be_lost_or_does_not_fit_raises(tmp_path):
         sparse.pack(array, mask)
     with pytest.raises(ValueError, match=r"one shape"):
         sparse.pack(array, mask[:1])
+    with pytest.raises(ValueError, match="int64, .* the mask be bool"):
+        sparse.pack(array, mask.astype(np.int64))
     array[~mask] = 0
     with pytest.raises(ValueError, match=r"doesn't keep 1 of every 4"):
         sparse.pack(array, mask, (1, 4))
+    with pytest.raises(ValueError, match=r"shape \(4,\) doesn't keep 2 of every 4 along axis 1"):
+        sparse.pack(array[0], mask[0], (2, 4))
     with pytest.raises(ValueError, match="masks for w"):
         sparse.pack_all({"weight": array}, {"w": mask})
     sparse.save(tmp_path / "whole", {"weight": sparse.pack(array, mask)})

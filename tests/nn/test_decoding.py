@@ -239,7 +239,8 @@ def test_ties_with_the_last_that_may_be_drawn():
 def test_drawn_from_the_likeliest(cache):
     model, tokens = gpt(), np.repeat(tokens_of(1, 3), 4000, 0)
     logits = anew(model, tokens[:1])[0, -1]
-    np.testing.assert_array_equal(model.generate(tokens[:5], 4, 1.0, top_k=1), model.generate(tokens[:5], 4, 0))
+    np.testing.assert_array_equal(model.generate(tokens[:5], 0), tokens[:5])
+    np.testing.assert_array_equal(model.generate(tokens[:5], 4, top_k=1, top_p=1), model.generate(tokens[:5], 4, 0))
     for top_k, top_p, temperature in ((3, None, 1.0), (None, 0.5, 0.7), (6, 0.8, 2.0)):
         drawn = model.generate(tokens, 1, temperature, backend.stream("t"), None, cache, top_k, top_p)[:, -1]
         kept = stay(logits / temperature, top_k, top_p)

@@ -115,6 +115,8 @@ def test_advantages_are_of_their_group():
         np.testing.assert_allclose(of_row, [(r - mean) / (std + 1e-4) for r in row], rtol=1e-12)
     plain = pref.group_advantages(rewards.reshape(-1), 4, scale_rewards=False).reshape(5, 4)
     np.testing.assert_allclose(plain, rewards - rewards.mean(1, keepdims=True), rtol=1e-12)
+    pair = pref.group_advantages([3.0, 5.0], 2)     # of a deviation of √2
+    np.testing.assert_allclose(pair, np.array([-1, 1]) / (2 ** 0.5 + 1e-4), rtol=1e-12)
 
 
 @pytest.mark.parametrize("scale", [True, False])

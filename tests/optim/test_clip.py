@@ -143,6 +143,12 @@ def test_a_norm_to_clip_to_is_not_negative(max_norm):
         clip_grad_norm_(params, max_norm)
 
 
+def test_clipped_to_0_nothing_is_left():
+    params, grads = params_with_gradients()
+    assert math.isclose(clip_grad_norm_(params, 0), norm_of(grads), rel_tol=1e-14)
+    assert all(not p.grad.numpy().any() for p in params)
+
+
 def test_the_tape_hears_of_it():
     params, _ = params_with_gradients(shapes=[(4,)])
     FlatBuffer(params)
