@@ -157,6 +157,9 @@ def test_a_writer_refuses_what_it_would_spoil(tmp_path):
             writer.add(bad)
     with pytest.raises(TypeError, match=r"end=1\.5: must be a whole number"):
         writer.add([1, 2], end=1.5)
+    writer.add([])      # which NumPy makes floats
+    writer.close()
+    assert not any((tmp_path / "more").iterdir())
     with pytest.raises(ValueError, match="dtype=float32"):
         TokenWriter(tmp_path / "floats", dtype=np.float32)
     with pytest.raises(ValueError, match="shard=0"):
