@@ -283,7 +283,7 @@ def test_what_it_refuses():
         mup.scale(nn.Sequential(nn.Conv1d(1, 2, 3)), nn.Sequential(nn.Conv2d(1, 2, 3)))
     with pytest.raises(RuntimeError, match="call scale.. before"):
         mup.scale(DistributedDataParallel(nn.mlp((8,))).module, nn.mlp((4,)))
-    for wrong, value in ((0, 0), (1, 0), (0, np.nan)):
+    for wrong, value in ((0, 0), (1, 0), (0, np.nan), (0, np.inf), (1, np.inf)):
         model, base = nn.Sequential(nn.Linear(8, 8)), nn.Sequential(nn.Linear(4, 4))
         (model, base)[wrong][0].weight.data[...] = value
         with pytest.raises(ValueError, match="0.weight starts with"):

@@ -18,7 +18,7 @@ CASES = "tests.parallel.spikes_cases:"
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("deviations, window", [(6.0, 128), (2.5, 7), (1.0, 20)])
+@pytest.mark.parametrize("deviations, window", [(6.0, 128), (2.5, 7), (1.0, 20), (3.0, 4)])
 def test_what_is_a_spike(seed, deviations, window):
     """By NumPy's medians, of values among which there are spikes, ever more of them, inf and NaN."""
     random = np.random.default_rng([seed, window])
@@ -70,7 +70,8 @@ def test_either_value_is_enough_and_the_state_goes_on():
     assert third.found == guard.found
 
 
-@pytest.mark.parametrize("settings", [{"deviations": 0}, {"deviations": float("nan")}, {"window": 3}])
+@pytest.mark.parametrize("settings", [{"deviations": 0}, {"deviations": float("nan")}, {"deviations": float("inf")},
+                                      {"window": 3}])
 def test_settings_that_cannot_be(settings):
     with pytest.raises(ValueError, match=f"SpikeGuard: {next(iter(settings))}="):
         optim.SpikeGuard(**settings)
