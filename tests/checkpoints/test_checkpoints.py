@@ -217,7 +217,7 @@ def test_a_damaged_file_that_nobody_verifies_is_found_when_it_cannot_be_read(wri
 
 
 def test_a_model_alone(written):
-    """Without its optimizer; into another dtype it is refused."""
+    """Without its optimizer; into another dtype it is refused, and into one that has less."""
     run, path = cases.Training("mlp", "one"), written["mlp", "data", 2]
     before = state(run)
     assert checkpoints.load(path, run.model)["step"] == MIDDLE
@@ -226,6 +226,8 @@ def test_a_model_alone(written):
     assert all((after[name] == before[name]).all() for name in after if not name.startswith("model."))
     with pytest.raises(CheckpointError, match="0.weight is <f8 of shape .* this model's is <f4"):
         checkpoints.load(path, cases.mlp("f4"))
+    with pytest.raises(CheckpointError, match="has model.5.bias, model.5.weight, which this model and optimizer don't"):
+        checkpoints.load(path, nn.Sequential(*list(cases.mlp())[:-1]))
 
 
 def test_what_one_rank_cannot_do_no_rank_does(tmp_path, written):

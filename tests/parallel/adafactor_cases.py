@@ -214,10 +214,11 @@ def refused():
     linear = nn.Linear(6, 4)
     linear.weight = pickle.loads(pickle.dumps(cut[0].weight))
     told("copied", linear)
-    rows = np.arange(3, 6) if world.rank else np.arange(4)
-    shared = tp.ColumnParallelLinear(nn.Linear(5, 6, dtype="f8"), world, rows)
-    shared.weight.grad = mt.zeros_like(shared.weight)
-    said["overlap"] = sharded_cases.said(optim.Adafactor([shared.weight]).step)
+    for what, end in (("overlap", 4), ("gap", 2)):
+        rows = np.arange(3, 6) if world.rank else np.arange(end)
+        shared = tp.ColumnParallelLinear(nn.Linear(5, 6, dtype="f8"), world, rows)
+        shared.weight.grad = mt.zeros_like(shared.weight)
+        said[what] = sharded_cases.said(optim.Adafactor([shared.weight]).step)
     return said
 
 

@@ -164,6 +164,7 @@ def test_parts_that_do_not_say_who_has_the_others_are_refused():
         assert "as copies don't" in said["copied"]
         assert said["tensor parallel"] == said["annotated vectors"] == "nothing"
         assert said["overlap"].startswith("ValueError") and "number 3 is on 2 of them" in said["overlap"]
+        assert said["gap"].startswith("ValueError") and "number 2 is on 0 of them" in said["gap"]
 
 
 @pytest.mark.parametrize("how", ["gradients", "one has none", "others", "order"])

@@ -169,6 +169,8 @@ def test_what_it_says():
     assert (other.trace, other.square) == (noise.trace, noise.square)
     noise._take(1.0, -9.0)
     assert noise.scale == math.inf
+    noise.load_state_dict({"steps": 1, "trace": 1.0, "square": 0.0})
+    assert noise.scale == math.inf
     noise = GradientNoiseScale(Rows())
     noise._take(-1e-15, 2.0)        # samples that are all the same, rounded
     assert noise.scale == 0 and noise.costs(20) == (1, math.inf)

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from minitorch_dist import nn
+from minitorch_dist.parallel.tensor.between import dropouts
 from tests.crews import crews
 
 CASES = "tests.parallel.tensor_misuse_cases:"
@@ -84,6 +86,16 @@ def test_a_dropout_between_column_and_row_drops_what_one_process_drops(kind, n, 
     for whole, cut in crews.call(CASES + "dropped", n, args=(kind, sequence_parallel)):
         for got, wanted in zip(cut, whole, strict=True):
             np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-13)
+
+
+def test_which_dropouts_have_a_part_of_the_features():
+    """Those between a column and its row: not those between a row and the next column, nor those of other classes."""
+    class Own(nn.Dropout):
+        pass
+    layers = [nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 4), nn.Dropout(0.1)]
+    model = nn.Sequential(*layers, nn.Linear(4, 4), nn.Dropout(0.1), Own(0.1), nn.Linear(4, 4), nn.Dropout(0.1))
+    chosen = {"0": "column", "2": "row", "4": "column", "7": "row"}
+    assert dropouts(dict(model.named_modules()), chosen) == {"1": ("0", False), "5": ("4", False)}
 
 
 def test_a_dropout_in_two_places():
