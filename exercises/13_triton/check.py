@@ -3,11 +3,11 @@
 import numpy as np
 
 from exercises.frame import Check, demand, gives, when
+from exercises.frame.kernels import BY_KERNELS, LAUNCHED, NO_HARM, both, harm, is_out
 
 from .drawing import bars, counted, numpy_adam, numpy_softmax
 from .mistakes import (
     block_of,
-    both,
     by_thousands,
     cut_at_a_block,
     every_fourth,
@@ -15,8 +15,6 @@ from .mistakes import (
     first_only,
     first_row,
     fours,
-    harm,
-    is_out,
     neighbours,
     no_sum,
     one_element_each,
@@ -49,31 +47,6 @@ from .updates import (
     uphill,
     with_settings,
 )
-
-NO_HARM = {"elements read outside of the arrays": 0, "elements written outside of the arrays": 0,
-           "elements written by two programs": 0}
-
-
-LAUNCHED = demand("right, but no kernel was launched that writes anything: NumPy has done the work",
-                  lambda case, got: got["launches"] > 0 and got["bytes_written"] > 0)
-
-
-def not_by_kernels(got):
-    """What of the arrays no kernel has touched, in words."""
-    both = (("written", got["unwritten"]), ("read", got["unread"]))
-    return ", ".join(f"{count} elements of {name} are {word} by no kernel" for word, arrays in both
-                     for name, count in arrays.items() if count)
-
-
-# Asked last: what is done beside the kernel may be right and fast enough, here.
-BY_KERNELS = [
-    demand(lambda case, got: f"right, but {not_by_kernels(got)}: NumPy has done them, or has made a copy. That is one "
-                             "more way through memory", lambda case, got: not not_by_kernels(got)),
-    demand(lambda case, got: f"right, but NumPy computes with the arrays too, beside the kernel: {got['numpy'][0]}. On "
-                             "a GPU each operation is a launch of its own, and a way through memory",
-           lambda case, got: not got["numpy"]),
-]
-
 
 # ---------------------------------------------------------------- 13.1
 

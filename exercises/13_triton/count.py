@@ -16,10 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np  # noqa: E402
 
-from exercises.frame.child import load_module  # noqa: E402
+from exercises.frame import compiled  # noqa: E402
 
 ELEMENTS, ROWS, COLUMNS = 8192, 16, 1000
-bench = load_module(Path(__file__).with_name("bench.py"), "bench")
 
 
 def calls(modules):
@@ -43,39 +42,5 @@ def calls(modules):
     yield "adam", ELEMENTS, yours.step
 
 
-def counted(modules):
-    """[row of the table]: per call what its launches ask for, per element."""
-    from minitorch_dist.kernels.emulator import Emulator, emulated
-    emulator = Emulator(90)
-    for name, elements, call in calls(modules):
-        with emulated(emulator) as launches:
-            before = len(launches)
-            call()
-        mine = launches[before:]
-        asked, moved = (sum(getattr(one.access(f"global {way}"), what) for one in mine for way in ("load", "store"))
-                        for what in ("bytes", "units"))
-        least = sum(sum(one.read.values()) + sum(one.written.values()) for one in mine)
-        issued = sum(sum(one.instructions.values()) for one in mine)
-        yield (name, str(len(mine)), f"{asked / elements:.2f}", f"{32 * moved / elements:.2f}",
-               f"{100 * asked / (32 * moved):.0f} %", f"{least / elements:.2f}", f"{issued:,}")
-
-
-def main(argv):
-    """Count and print; one sentence where that can't be."""
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        print("triton is not installed (on Linux: pip install triton)")
-        return 1
-    from minitorch_dist.tables import aligned
-    bench.by_cupy()
-    modules, whose = bench.answers("ours" if "--ours" in argv else "mine")
-    print("Per element, on an emulated GPU of compute capability 9.0; the kernels are "
-          + ", ".join(f"{name}: {'yours' if one == 'mine' else 'ours'}" for name, one in whose.items()) + "\n")
-    head = ("", "launches", "bytes asked for", "bytes of sectors", "used", "at least", "instructions of warps")
-    print(*aligned([head, *counted(modules)]), sep="\n")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(compiled.count("13", calls, "Per element", "--ours" in sys.argv[1:]))

@@ -2,23 +2,7 @@
 
 import numpy as np
 
-
-def harm(got, word):
-    """How many elements were read or written outside of the arrays, or written twice: word is "read", …"""
-    return sum(count for name, count in got["memory"].items() if word in name)
-
-
-def is_out(name, f):
-    """A predicate: the output `name` is f(case), element by element, nan where f(case) is nan."""
-    def predicate(case, got):
-        theirs = f(case)
-        return theirs is not None and np.allclose(got[name], theirs, rtol=1e-5, atol=1e-6, equal_nan=True)
-    return predicate
-
-
-def both(*predicates):
-    return lambda case, got: all(predicate(case, got) for predicate in predicates)
-
+from exercises.frame.kernels import is_out
 
 # ---------------------------------------------------------------- 13.1
 
