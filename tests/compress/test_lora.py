@@ -149,6 +149,8 @@ def test_adapters_go_from_model_to_model():
         lora.load_state_dict(lora.add(gpt(), rank=2), lora.state_dict(m))
     with pytest.raises(ValueError, match="no adapters"):
         lora.state_dict(gpt())
+    least = lora.state_dict(lora.add(gpt(), rank=1))
+    assert all(1 in matrix.shape for matrix in least.values())
 
 
 @pytest.mark.parametrize("quantize", [None, "nf4"])
@@ -222,6 +224,7 @@ def test_targets():
     ({"targets": "*.mlp.1"}, r"'\*.mlp.1' meets no Linear; there are blocks.0.attention.qkv"),
     ({"targets": ["*.mlp.0", "head"]}, "'head' meets no Linear"), ({"targets": lambda m, path: False}, "a target"),
     ({"rank": 0}, "rank is 0"), ({"rank": 1.5}, "rank is 1.5"), ({"dropout": 1}, "dropout is 1"),
+    ({"dropout": -0.1}, "dropout is -0.1"),
     ({"alpha": np.inf}, "alpha is inf"), ({"quantize": "int4"}, "'int4'; there is 'nf4'")],
     ids=lambda value: value if isinstance(value, str) else ", ".join(value))
 def test_what_does_not_fit_changes_nothing(options, words):

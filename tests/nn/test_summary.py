@@ -166,6 +166,7 @@ def test_it_leaves_nothing_behind():
     assert all(m._hooks is None for m in model.modules()) and model[0].training
     with mt.no_grad(), pytest.raises(RuntimeError, match="no_grad"):
         nn.summary(model, zeros((3, 4), "f4"))
+    assert nn.summary(nn.ReLU(), zeros((3, 4), "f4")).flops == 0     # where there is nothing to be recorded
 
 
 @pytest.mark.parametrize("make", [nn.lenet, lambda: nn.GPT(65, 16, layers=2, dim=32)], ids=["lenet", "gpt"])
