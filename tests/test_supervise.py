@@ -190,6 +190,25 @@ def test_a_launcher_that_ends_with_1_at_a_signal(tmp_path, capsys):
     assert "ended after step" in " ".join(told) and "0 steps were lost" in told[-1]
 
 
+ABORTED = """
+import sys
+print("a step", file=sys.stderr)
+print("[rank 1 of 2] ValueError: the value is wrong", file=sys.stderr)
+for notice in ("MPI_ABORT was invoked on rank 1", "prterun has exited due to process rank 1"):
+    print("-" * 74, notice, *["It says more."] * 9, "-" * 74, sep="\\n", file=sys.stderr)
+sys.exit(1)
+"""
+
+
+def test_the_last_words_are_the_ranks(tmp_path, capfd, monkeypatch):
+    """And not those of Open MPI's launcher, which come last."""
+    monkeypatch.setattr(sys, "stdout", os.fdopen(os.dup(1), "w"))
+    (tmp_path / "program.py").write_text(ABORTED)
+    assert supervise("--max-restarts", "0", "--", tmp_path / "program.py") == 1
+    said = capfd.readouterr().out
+    assert said.endswith("the last words:\n    a step\n    [rank 1 of 2] ValueError: the value is wrong\n"), said
+
+
 IMPATIENT = """
 import os, signal, subprocess, sys
 rank = subprocess.Popen(sys.argv[1:], env=os.environ | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"})

@@ -133,7 +133,7 @@ def _ranks(attempts, rule):
 
 def _loop(failed, rule):
     places = list(dict.fromkeys(attempt.place for attempt in failed))
-    return (f"a crash loop: {len(failed)} failures and no step further, {' and '.join(places)} "
+    return (f"a crash loop: {len(failed)} failure{'s' * (len(failed) > 1)} and no step further, {' and '.join(places)} "
             f"(--max-restarts {rule.max_restarts}); the last words:")
 
 

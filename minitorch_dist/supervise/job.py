@@ -15,7 +15,8 @@ from ..launch_env import RANK_VARIABLES, without_launcher
 from ..testing.ranks import is_alive
 from . import keeper
 
-TAIL = 12           # lines of each stream that are kept
+TAIL = 12           # lines that are the last words
+KEPT = 60           # lines of each stream; behind a rank's words Open MPI has some twenty of its own
 GONE_SECONDS = 2    # for ranks to go by themselves when mpirun has gone; they are killed then
 READ_SECONDS = 2    # for what was written last to be read
 LONGEST = 1 << 16   # bytes of a line that are held at once
@@ -51,7 +52,7 @@ class Job:
         finally:
             for end in ends:
                 os.close(end)
-        self.tails = deque(maxlen=TAIL), deque(maxlen=TAIL)
+        self.tails = deque(maxlen=KEPT), deque(maxlen=KEPT)
         self.readers = [threading.Thread(target=_copy, args=streams, daemon=True) for streams in
                         zip(sources, (sys.stdout, sys.stderr), self.tails, strict=True)]
         for reader in self.readers:
@@ -99,9 +100,21 @@ class Job:
         return [pid for pid, *_ in keeper.found(self.line)]
 
     def said(self):
-        """The last lines of its stderr; of its stdout, where MPICH's launcher speaks, if there are none."""
+        """The last lines of its stderr, without Open MPI's notices if there are others; of its stdout, where MPICH's
+        launcher speaks, if there are none."""
         out, err = (list(tail) for tail in self.tails)
-        return [line for line in err or out if line.strip("= ")]
+        return [line for line in without_notices(err) or err or out if line.strip("=- ")][-TAIL:]
+
+
+def without_notices(lines):
+    """Without what stands between two lines of dashes, as all does that Open MPI's launcher says."""
+    found, inside = [], False
+    for line in lines:
+        if len(line) >= 70 and not line.strip("-"):
+            inside = not inside
+        elif not inside and line:
+            found.append(line)
+    return found
 
 
 def _copy(source, target, tail):
