@@ -24,6 +24,17 @@ def is_product(f):
     return is_out("out", f, atol=1e-4)
 
 
+TF32 = ('right to three digits: without input_precision="ieee" tl.dot multiplies float32 as tf32, whose numbers have '
+        "10 bits behind the leading one")
+
+
+def nearly(truth, off):
+    """A predicate: all of truth(case) is there, but for such a part of the largest number."""
+    def predicate(case, got):
+        return all(np.abs(got[name] - right).max() <= off * np.abs(right).max() for name, right in truth(case).items())
+    return predicate
+
+
 def everywhere_nan(name):
     return lambda case, got: bool(np.isnan(got[name]).all())
 
@@ -61,6 +72,7 @@ class Matmul(Check):
              "every element of the tile. 0 adds nothing",
              lambda case, got: everywhere_nan("out")(case, got) and harm(got, "outside") == 0
              and products.sizes(case)[2] % products.block_of(case)[2] > 0),
+        gives(TF32, out(products.in_tf32)),
         gives("the factors are rounded to 16 bits on the way: they are float32, and stay so", out(products.in_half)),
         when("the store has no mask, or one that lets too much through: what lies behind out's edges is overwritten",
              lambda case, got: harm(got, "written outside") > 0 and not harm(got, "read outside")),
@@ -195,6 +207,7 @@ class Attention(Check):
         when("each array has steps of its own, from head to head and from position to position",
              lambda case, got: case["steps"] != {}),
         when(IN_BYTES, mostly_outside),
+        when(TF32, nearly(forward, 2e-3)),
         when("lse is never written, or only in part", lambda case, got: np.isnan(got["lse"]).any()
              and not np.isnan(got["out"]).any()),
         when("one program per block alone: the grid's second number is the heads, and tl.program_id(1) says which",
@@ -308,6 +321,7 @@ class AttentionBackward(Check):
                                            "v_bar": p.swapaxes(1, 2) @ bar})),
         gives("along the keys the last block is left out, in which these queries are themselves", left_out(0)),
         gives("along the queries the first block is left out: a key is seen at its own position already", left_out(1)),
+        when(TF32, nearly(backward, 1e-2)),
         gives("the second kernel's grid has blocks of queries: its programs have keys, cdiv(time, SOURCES) blocks of "
               "them", blockwise.grid_of_queries),
         when("the steps between heads and positions are the arrays' own; those of lse and D are time and 1",

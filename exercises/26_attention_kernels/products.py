@@ -89,6 +89,13 @@ def first_tile(case):
     return written(case, 1, 1)
 
 
+def in_tf32(case):
+    """Factors lose the last 13 bits of their fractions."""
+    x, y = ((np.ascontiguousarray(case[name]).view(np.uint32) & np.uint32(0xffffe000)).view(np.float32).astype(float)
+            for name in ("x", "y"))
+    return x @ y
+
+
 def in_half(case):
     """Factors are rounded to 16 bits."""
     return case["x"].astype(np.float16).astype(float) @ case["y"].astype(np.float16).astype(float)
