@@ -253,7 +253,7 @@ def test_a_reader_may_leave(write, tmp_path, arguments):
     """As `| head -1`: no traceback."""
     command = arguments.format(write("a", LOSSES), write("b", LOSSES), tmp_path).split()
     with subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True) as program:
+                          text=True, env=os.environ | {"TRITON_INTERPRET": "0"}) as program:
         program.stdout.close()
         assert program.stderr.read() == "" and program.wait(timeout=60) == 1
 
