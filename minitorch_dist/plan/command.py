@@ -18,7 +18,8 @@ from .job import PRECISIONS, Job
 from .meshes import every
 from .model import GPT, LATENT, Parameters
 from .paper import gpu_hours, plan
-from .sent import AXES, EXPERTS_OVER
+from .refused import EXPERTS_OVER
+from .sent import AXES
 
 SHAPE = ("layers", "width", "heads", "vocabulary", "context")
 MORE = ("kv_heads", "hidden", "family", "experts", "top_k", "capacity_factor", "group", "shared_experts", "predict",

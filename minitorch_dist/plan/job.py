@@ -1,18 +1,17 @@
-"""Job: what is to be trained, and how it is divided. All that can't be is refused here, in one line."""
+"""Job: what is to be trained, and how it is divided. All that can't be is refused, in one line (see refused.py)."""
 
 from collections import Counter
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from math import inf, lcm, prod
+from math import prod
 
 from ..data.loader import share
 from ..optim.packed import BLOCK
 from ..parallel.context.context import HOW
 from ..parallel.fsdp.zero import BYTES, BYTES_MIXED
-from ..parallel.pipelines.schedules import SCHEDULES, V_SHAPED, WEIGHT, check_drawable, placement_of, schedule_of
-from ..parallel.tensor.sequence_parallel import check_choice
+from ..parallel.pipelines.schedules import V_SHAPED, check_drawable, placement_of, schedule_of
 from .adapters import BASE_BITS, NF4_BITS, adapters_of, flow, linears, parameters_of
-from .sent import check_messages
+from .refused import check
 
 PRECISIONS = {"mixed": BYTES_MIXED, "float32": BYTES}     # bytes per parameter as it is held, per element as it is sent
 MOST_LAYERS = 10_000    # that are gone through one by one: some seconds
@@ -110,160 +109,7 @@ class Job:
             raise ValueError(f"a batch of {self.batch} samples on dp{divided} = {by} ranks in {self.micro_batches} "
                              f"micro-batches: dp{divided} must divide the batch and leave each rank a sample per "
                              f"micro-batch: --batch {by * self.micro_batches} or a multiple, or fewer --micro-batches")
-        check_messages(self)
-        self._check_lora()
-        self._check_cut()
-        self._check_loss()
-        if self.model.layers is not None:
-            self._check_ahead()
-            self._check_sequences()
-            self._check_experts()
-        self._check_schedule()
-
-    def _check_loss(self):
-        """A GPT's forward, given targets, makes its losses from the output layer's input; see nn.GPT.losses."""
-        if not self.tiled_loss:
-            return
-        if self.model.layers is None:
-            raise ValueError("--tiled-loss of a model of which only the number of parameters is known: give a GPT's "
-                             "sizes, or leave it out")
-        if self.adapters is not None and "head" in self.adapters.layers:
-            raise ValueError("--tiled-loss with an adapter beside the output layer, whose logits are the sum of two "
-                             "products: leave one of them out")
-
-    def _check_lora(self):
-        if not self.frozen:
-            if lost := [name for name in ("base_bits", "lora_targets") if getattr(self, name) is not None]:
-                raise ValueError(f"--{lost[0].replace('_', '-')} without adapters, which all else is frozen for: give "
-                                 "--lora-rank")
-            return
-        if self.base_bits not in (None, *(allowed := BASE_BITS[self.precision])):
-            raise ValueError(f"--base-bits {self.base_bits} with --precision {self.precision}: frozen weights have "
-                             f"{' or '.join(map(str, allowed))} bits there")
-        if self.model.layers is None:
-            if self.lora_rank is not None or self.lora_parameters is None:
-                raise ValueError(f"--lora-rank {self.lora_rank} of a model of which only the number of parameters is "
-                                 "known: an adapter's size is that of its matrix. Give --lora-parameters, how many all "
-                                 "have together, or --layers, --width and --heads instead of --parameters")
-            if self.lora_targets is not None:
-                raise ValueError(f"--lora-targets {' '.join(self.lora_targets)} of a model of which only the number of "
-                                 "parameters is known: --lora-parameters says all there is. Leave it out")
-            if not 0 < self.lora_parameters < inf:
-                raise ValueError(f"--lora-parameters {self.lora_parameters}: must be a positive number")
-            return
-        if self.lora_parameters is not None:
-            raise ValueError(f"--lora-parameters {self.lora_parameters:g} of a GPT, whose adapters are counted: give "
-                             "--lora-rank")
-        if self.lora_rank < 1:
-            raise ValueError(f"--lora-rank {self.lora_rank}: it must be at least 1")
-        if self.base_bits == 4 and self.tp > 1:
-            raise ValueError(f"--base-bits 4 with tp={self.tp}: parts of a matrix would cut the blocks of 64 elements "
-                             "that share a scale: take --tp 1 or leave --base-bits out")
-        if self.stage == 3 and 1 in (self.model.layers, self.depth) and not self.model.experts:
-            what, more = ("layer", "--layers") if self.model.layers == 1 else ("further depth", "--predict")
-            raise ValueError(f"stage 3 of a single {what} with adapters: its feed-forward's two matrices are units "
-                             "within the one around them, and which of these backward gathers again hangs on where "
-                             f"adapters are, and on their bits; plan has no table of that: take --stage 2, or {more} "
-                             f"{2 if self.model.layers == 1 else 3}")
-        _ = self.adapters       # looks its targets up, or raises
-
-    def _check_cut(self):
-        model = self.model
-        check_choice("--sequence-parallel", self.sequence_parallel)
-        if model.layers is None:
-            if self.tp * self.pp * self.cp * self.ep > 1 or self.sequence_parallel:
-                raise ValueError(f"{self.mesh()} of a model of which only the number of parameters is known: give "
-                                 "--layers, --width and --heads instead of --parameters")
-            return
-        if model.heads % self.tp or (model.kv_heads or self.tp) % self.tp:
-            raise ValueError(f"tp={self.tp} must divide the {model.heads} heads"
-                             f"{f' and {model.kv_heads} kv_heads' * (model.kv_heads is not None)}: take another --tp")
-        if model.inner % self.tp:
-            raise ValueError(f"tp={self.tp} must divide the {model.inner} features within the feed-forward: take "
-                             "another --tp or --hidden")
-        if model.vocabulary < self.tp:
-            raise ValueError(f"tp={self.tp} ranks can't share a vocabulary of {model.vocabulary}: lower --tp")
-        if model.layers < self.pp * self.stages_per_rank:
-            how = ("pp·2", f"--pp ({self.schedule} has two stages per rank)") if self.schedule in V_SHAPED else \
-                ("pp·chunks", "--pp or --chunks")
-            raise ValueError(f"{model.layers} layers can't be cut into {how[0]} = {self.pp * self.stages_per_rank} "
-                             f"stages: lower {how[1]}")
-        if self.time > model.context:
-            raise ValueError(f"sequences of {self.time} tokens for a context of {model.context}: raise --context")
-        if self.sequence_parallel and self.tp == 1:
-            raise ValueError("sequence parallelism is for --tp 2 or more, and tp=1: raise it, or leave "
-                             "--sequence-parallel out")
-
-    def _check_ahead(self):
-        if not self.depth:
-            return
-        what = f"--predict {self.model.predict}"
-        if self.time <= self.depth:
-            raise ValueError(f"{what}: {self.time} tokens for depth={self.depth}: give {self.depth + 1} or more by "
-                             "--sequence-length")
-        if self.sequence_parallel:
-            raise ValueError(f"{what}: sequence_parallel divides the sequences, and the model puts positions together "
-                             "with later tokens, which other ranks have: leave it out")
-        if self.cp > 1:
-            raise ValueError(f"{what} with cp={self.cp}: the model looks at several positions, of which each rank has "
-                             "some: take --cp 1")
-        if self.pp > 1:
-            raise ValueError(f"{what} with pp={self.pp}: all depths use the embedding and the output layer, which are "
-                             "the first stage's and the last one's: take --pp 1")
-        if self.stage == 3 and self.model.layers == 1:
-            raise ValueError(f"{what} with stage 3 of a single layer: its units lie in the one around them, which "
-                             "further depths use in between; plan has no table of what is gathered again then: take "
-                             "--stage 2, or more --layers")
-
-    def _check_sequences(self):
-        cut, parts = 2 * self.cp if self.cp > 1 else 1, self.cp * self.tp if self.sequence_parallel else 1
-        if self.time % cut or self.time % parts:
-            by = lcm(cut, parts)
-            fits = [n for n in (-(-self.time // by) * by, self.time // by * by) if 0 < n <= self.model.context]
-            what = f"tp={self.tp} must divide the {self.time // self.cp} tokens of a sequence that a rank has"
-            if self.time % cut:
-                what = (f"cp={self.cp} ranks take two equal pieces of a sequence each, and 2·cp doesn't divide "
-                        f"{self.time} tokens")
-            raise ValueError(f"{what}: " + (f"--sequence-length {fits[0]}" if fits else
-                                            f"lower --{'cp' if self.cp > 1 else 'tp'}"))
-        if self.cp == 1:
-            return
-        if self.model.attention_dropout and self.cp_by == "ring":
-            raise ValueError(f"cp={self.cp} ranks in a ring drop no weights: take --cp-by all_to_all, or leave "
-                             "--attention-dropout out")
-        if self.model.sinks and self.cp_by == "ring":
-            raise ValueError(f"cp={self.cp} ranks in a ring have no sinks: take --cp-by all_to_all, or leave --sinks "
-                             "out")
-        if self.cp_by == "all_to_all" and (self.model.kv_heads or self.model.heads) // self.tp % self.cp:
-            raise ValueError(f"cp={self.cp} ranks must divide the heads that tp={self.tp} leaves, of keys too: lower "
-                             "--cp, or take --cp-by ring")
-
-    def _check_experts(self):
-        if self.expert_ranks > 1 and (not self.model.experts or self.model.experts % self.expert_ranks):
-            raise ValueError(f"{self.sizes_of(self.expert_axes)} ranks can't share {self.model.experts} experts "
-                             "equally: take a divisor of --experts")
-        if self.shards % self.unlike and self.unlike % self.shards:
-            raise ValueError(f"--shard-over {self.shard_over} with {self.sizes_of(self.unlike_axes)}: a copy's ranks "
-                             "must have all experts, or share some: take a multiple or a divisor of "
-                             f"{' · '.join(f'--{axis}' for axis in self.unlike_axes)}")
-        if self.model.experts and self.cp > 1 and self.model.capacity_factor is not None:
-            raise ValueError(f"cp={self.cp} of a mixture of experts with a capacity, for which tokens of all ranks "
-                             "compete: take --tp with --sequence-parallel, or experts without a capacity")
-
-    def _check_schedule(self):
-        if self.schedule not in SCHEDULES:
-            raise ValueError(f"schedule {self.schedule!r}: take one of {', '.join(SCHEDULES)}")
-        if self.chunks > 1 and (self.schedule != "interleaved" or self.pp == 1):
-            raise ValueError(f"{self.chunks} chunks per rank are for --schedule interleaved and --pp 2 or more")
-        if self.schedule != "1f1b" and self.pp == 1:
-            raise ValueError(f"--schedule {self.schedule} is for --pp 2 or more")
-        if self.schedule == "interleaved" and self.micro_batches % self.pp:
-            raise ValueError(f"interleaved: pp={self.pp} must divide the {self.micro_batches} micro-batches: take "
-                             f"--micro-batches {-(-self.micro_batches // self.pp) * self.pp}")
-        in_two = any(step.kind == WEIGHT for step in self.steps[0])
-        if in_two and self.checkpointing:
-            raise ValueError(f"schedule {self.schedule} with --checkpointing: a block that is computed again makes all "
-                             "its gradients at once, and leaves nothing to W: take --schedule 1f1b")
+        check(self)
 
     @property
     def ranks(self):

@@ -19,7 +19,6 @@ from ..parallel.experts.once import visits
 
 # shard: of dp, where only some share a copy (Job.shard_over); near: of these, who keep values until backward
 AXES = ("dp", "shard", "near", "tp", "pp", "cp", "ep")
-EXPERTS_OVER = {"cp": "--cp", "tp": "--tp and --sequence-parallel"}     # axis -> what its ranks share sequences by
 # How tensor parallelism cuts a block.
 COLUMNS, ROWS = ("attention.qkv", "attention.project", "mlp.0"), ("attention.out", "mlp.2")
 
@@ -48,43 +47,6 @@ class Collective:
         if self.op == "all_to_all":
             return self.count * (n - 1) * (costs.alpha + costs.beta * self.nbytes / n)
         return self.count * predict("ring", n, self.nbytes, costs) / (1 if self.op == "all_reduce" else 2)
-
-
-def check_messages(job):
-    """ValueError where neighbours can't keep values, or what travels can't have so few bits, as in fully_shard."""
-    near, given = job.reshard_after_forward, f"--reshard-after-forward {job.reshard_after_forward}"
-    if near is not None and (near < 2 or job.shards % near):
-        raise ValueError(f"{given}: it must be a divisor above 1 of the {job.shards} ranks that share a copy")
-    if near is not None and (job.stage != 3 or job.pp > 1 or job.unlike > 1):
-        axes = job.unlike_axes
-        raise ValueError(f"{given} with stage={job.stage}, pp={job.pp}, {job.sizes_of(axes)}: values are cut in stage "
-                         f"3 only, a pipeline keeps them, and neighbours along {' and '.join(axes)} have other "
-                         "experts: take --stage 3, without these")
-    for name, bits, least in (("param", job.param_bits, 3), ("reduce", job.reduce_bits, 1)):
-        if bits not in (None, 4, 8):
-            raise ValueError(f"--{name}-bits {bits}: take 8 or 4")
-        if bits and job.stage < least:
-            raise ValueError(f"--{name}-bits {bits} with stage {job.stage}: the least stage with such messages is "
-                             f"{least}: take --stage 3")
-    if job.dispatch_bits is not None:
-        if job.dispatch_bits not in (4, 8):
-            raise ValueError(f"--dispatch-bits {job.dispatch_bits}: take 8 or 4")
-        if job.expert_ranks == 1 or job.model.layers is None:
-            raise ValueError(f"--dispatch-bits {job.dispatch_bits} without divided experts, to which rows could go: "
-                             "give a GPT's sizes, --experts and --ep")
-        dispatched_in(job.model.width, job.dispatch_bits)
-    model = job.model
-    for axis in job.experts_over:
-        if axis not in EXPERTS_OVER:
-            raise ValueError(f"--experts-over {axis}: take {' or '.join(EXPERTS_OVER)}")
-        if getattr(job, axis) == 1 or axis == "tp" and not job.sequence_parallel:
-            raise ValueError(f"--experts-over {axis} without ranks that share sequences: give {EXPERTS_OVER[axis]}")
-        if model.layers is None or not model.experts or model.capacity_factor is not None:
-            raise ValueError(f"--experts-over {axis} without experts that take all that choose them: give a GPT's "
-                             "sizes, --experts and --no-capacity")
-    if job.dispatch_once and (job.expert_ranks == 1 or model.layers is None or model.capacity_factor is not None):
-        raise ValueError("--dispatch-once without divided experts that take all that choose them: give a GPT's sizes, "
-                         "--experts, --no-capacity and --ep")
 
 
 def travelling(bits, nbytes):

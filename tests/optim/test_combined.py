@@ -32,3 +32,20 @@ def test_combined_makes_the_steps_of_all_or_of_none(spoil):
     last.param_groups[0]["lr"] = 0.1
     both.step()
     assert (a.numpy() == np.float64(1) - 0.1 * 2).all()
+
+
+@pytest.mark.parametrize("later", [lambda groups, p: groups.append({**groups[0], "params": [p]}),
+                                   lambda groups, p: groups[0]["params"].append(p)], ids=["a group", "a parameter"])
+def test_parameters_that_come_later_have_an_optimizer_of_their_own(later):
+    """In param_groups they would never be updated."""
+    old, new = (mt.tensor(np.ones(3), requires_grad=True) for _ in range(2))
+    optimizer = optim.SGD([old], lr=0.5, momentum=0.9)
+    both = optim.Combined(optimizer, optim.SGD([new], lr=0.5, momentum=0.9))
+    for p in (old, new):
+        p.grad = mt.tensor(np.ones(3))
+    both.step()
+    np.testing.assert_array_equal([old.numpy(), new.numpy()], np.full((2, 3), 0.5))
+    later(optimizer.param_groups, new)
+    with pytest.raises(RuntimeError, match=r"SGD.step: param_groups have 2 parameters, and had 1 when .*Combined\("):
+        both.step()
+    np.testing.assert_array_equal([old.numpy(), new.numpy()], np.full((2, 3), 0.5))

@@ -440,23 +440,6 @@ def test_damaged_state_is_refused_and_nothing_changes(damage, words):
     assert optimizer.state_dict()["steps"] == [4, 5]
 
 
-@pytest.mark.parametrize("later", [lambda groups, p: groups.append({**groups[0], "params": [p]}),
-                                   lambda groups, p: groups[0]["params"].append(p)], ids=["a group", "a parameter"])
-def test_parameters_that_come_later_have_an_optimizer_of_their_own(later):
-    """In param_groups they would never be updated."""
-    old, new = (mt.tensor(np.ones(3), requires_grad=True) for _ in range(2))
-    optimizer = optim.SGD([old], lr=0.5, momentum=0.9)
-    both = optim.Combined(optimizer, optim.SGD([new], lr=0.5, momentum=0.9))
-    for p in (old, new):
-        p.grad = mt.tensor(np.ones(3))
-    both.step()
-    np.testing.assert_array_equal([old.numpy(), new.numpy()], np.full((2, 3), 0.5))
-    later(optimizer.param_groups, new)
-    with pytest.raises(RuntimeError, match=r"SGD.step: param_groups have 2 parameters, and had 1 when .*Combined\("):
-        both.step()
-    np.testing.assert_array_equal([old.numpy(), new.numpy()], np.full((2, 3), 0.5))
-
-
 def test_frozen_parameters_are_to_be_left_out():
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     model[0].requires_grad_(False)
