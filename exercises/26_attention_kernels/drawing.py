@@ -13,18 +13,19 @@ def tiles(path, runs):
     found = [("row by column", 8.0)]
     for case, got in runs:
         rows, columns, _ = case["block"]["block"]
-        found.append((f"{rows} × {columns}", got["bytes_read"] / np.prod([*case["out"].shape, case["x"].shape[1]])))
+        multiplied = np.prod([*case["out"].shape, case["x"].shape[1]])
+        found.append((f"your kernel, {rows} × {columns}", got["bytes_read"] / multiplied))
     figure, axes = canvas(size=(8.6, 2.8))
     axes.barh([name for name, _ in found], [count for _, count in found], color=[COLORS[5], *[COLORS[1]] * len(runs)])
     for place, (_, count) in enumerate(found):
         axes.text(count, place, f" {count:.3g}", va="center", fontsize=11)
-    axes.set(xscale="log", xlim=(0.05, 20), xlabel="bytes loaded per multiply-add; a tile of your kernel's")
+    axes.set(xscale="log", xlim=(0.05, 20), xlabel="bytes loaded per multiply-add")
     axes.invert_yaxis()
     axes.grid(False, axis="y")
     save(figure, path)
-    (_, small), (size, large) = found[1], found[-1]
-    return (f"tiles of {size} load {large:.3g} bytes per multiply-add, those of {found[1][0]} {small:.3g}: twice as "
-            "wide, half as much")
+    (small, of_small), (large, of_large) = found[1], found[-1]
+    return (f"{large}: {of_large:.3g} bytes loaded per multiply-add; {small}: {of_small:.3g}. Twice as wide, half as "
+            "much")
 
 
 def bytes_by_length(path, runs):
