@@ -171,17 +171,33 @@ def test_tiles_in_shared_memory_lie_without_bank_conflicts(costs, name):
         assert costs[name][way]["requests"] > 0 and costs[name][way]["units"] == costs[name][way]["least"]
 
 
+def counted_of(folder):
+    """{what is called: [cell]} of what a chapter's count.py shows of our solutions."""
+    shown = subprocess.run([sys.executable, f"exercises/{folder}/count.py", "--ours"], cwd=ROOT, capture_output=True,
+                           text=True, timeout=120)
+    assert shown.returncode == 0 and shown.stderr == ""
+    return {line.split("  ")[0]: line.split("  ", 1)[1].split() for line in shown.stdout.splitlines()[3:]}
+
+
 def test_what_learners_see_of_their_own_kernels():
     """The solutions of chapter 13: coalesced 12, 8 and 28 bytes per element; of x[::2] half of what is moved is unused,
     and each of a thread's four loads has sectors of its own: 8 times x's bytes."""
-    shown = subprocess.run([sys.executable, "exercises/13_triton/count.py", "--ours"], cwd=ROOT, capture_output=True,
-                           text=True, timeout=120)
-    assert shown.returncode == 0 and shown.stderr == ""
-    rows = {line.split("  ")[0]: line.split("  ", 1)[1].split() for line in shown.stdout.splitlines()[3:]}
+    rows = counted_of("13_triton")
     assert rows["add"][:6] == ["1", "12.00", "12.00", "100", "%", "12.00"]
     assert rows["softmax"][:6] == ["1", "8.00", "8.00", "100", "%", "8.00"]
     assert rows["add, x is a[::2]"][:6] == ["1", "12.00", f"{8 * 4 + 8:.2f}", "30", "%", "16.00"]
     assert rows["adam"][0] == "1" and 28 <= float(rows["adam"][1]) < 28.1
+
+
+def test_what_learners_see_of_tiles():
+    """The solutions of chapter 26: of 64³ multiply-adds a strip of x and one of y for each tile, and out; of 128
+    positions of 32 features what programs of 32 rows load along the way, 32 + 64 + 96 + 128 rows of two arrays."""
+    rows, along = counted_of("26_attention_kernels"), 2 * 320 * 32
+    for tile in (16, 32, 64):
+        assert rows[f"matmul, tiles of {tile} × {tile}"][:3] == ["1", *[f"{8 / tile + 4 / 64:.2f}"] * 2]
+    once = 4 * 128 * 32
+    assert rows["attention"][:2] == ["1", f"{4 * (once / 2 + along + 128) / 128 ** 2:.2f}"]
+    assert rows["attention_backward"][:2] == ["2", f"{4 * (2 * (once + along) + 2 * 128 + 2 * 320) / 128 ** 2:.2f}"]
 
 
 def test_a_kernel_of_which_something_is_not_known_is_one_sentence():
