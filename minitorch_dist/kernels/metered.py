@@ -12,7 +12,7 @@ from triton.runtime.jit import mangle_type
 from .interpret import Argument, mend
 from .launch import TYPES
 
-GUARD = 1024      # NaNs before and behind every array
+GUARD = 2**16     # elements before and behind every array, and more where the array is large
 NOWHERE = np.full(1, 2**64 - 1, np.uint64)      # an address that nothing has
 
 
@@ -178,12 +178,22 @@ def begun():
 
 # ---------------------------------------------------------------- arrays amid NaNs
 
+def nans(size, dtype):
+    """So many of them, so far from any other array that a kernel that takes bytes for elements, or misses an array by
+    several times its size, meets none of another's elements: what it is told doesn't depend on where memory was free.
+    """
+    guard = max(GUARD, 8 * size)       # never touched: no more than addresses
+    found = np.empty(2 * guard + size, dtype)[guard:guard + size]
+    found.fill(np.nan)
+    return found
+
+
 def laid(values, steps):
     """A copy of an array amid NaNs whose elements are so many elements apart along its axes, none of them below 1 and
     no two in one place. ValueError where two are."""
     reach = 1 + sum((n - 1) * step for n, step in zip(values.shape, steps, strict=True))
-    base = np.full(2 * GUARD + reach, np.nan, values.dtype)[GUARD:GUARD + reach]
-    view = np.lib.stride_tricks.as_strided(base, values.shape, [step * values.itemsize for step in steps])
+    view = np.lib.stride_tricks.as_strided(nans(reach, values.dtype), values.shape,
+                                           [step * values.itemsize for step in steps])
     view[...] = values
     if not np.array_equal(view, values, equal_nan=True):
         raise ValueError(f"steps {tuple(steps)} put two elements of shape {values.shape} into one place")
