@@ -1,18 +1,18 @@
-"""`pytest --quick`, which `make test` is: of the cases of each test one in ten, and no test that is marked `thorough`.
-CI, `make test-all` and pytest by itself run all of them; and who asks for tests by `-k` gets all of those.
+"""`pytest --quick`, which `make test` is: of the cases of each test one in twenty, and no test marked `thorough`. CI,
+`make test-all` and pytest by itself run all of them; and who asks for tests by `-k` gets all of those.
 """
 
 from pathlib import Path
 
 ROOT = Path(__file__).parent
-EVERY = 10
+EVERY = 20
 # Folders whose tests take some hundredths of a second each, and a file whose cases are looked at in no time.
 WHOLE = ("autodiff/", "nn/", "optim/", "data/", "device/", "compress/", "testing/", "kernels/test_compiled.py")
 
 
 def left_out(tests):
     """Those of [(name, whether it is thorough)] that a quick run leaves out, as a set of names. The name of a test's
-    case ends with its parameters in brackets: the first is run, and every tenth after it."""
+    case ends with its parameters in brackets: the first is run, and every twentieth after it."""
     out, seen = set(), {}
     for name, thorough in tests:
         test, _, case = name.partition("[")
@@ -45,6 +45,6 @@ class Quick:
 
 
 def add_option(parser):
-    parser.addoption("--quick", action="store_true", help="of each test one case in ten, and none that takes long: "
+    parser.addoption("--quick", action="store_true", help="of each test one case in twenty, and none that takes long: "
                      "what `make test` does; make test-all runs everything")
 

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,12 +31,14 @@ def modules(folder):
     return {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
 
 
+@cache
 def imports(path):
-    """(module imported as parts below minitorch_dist, line, whether only when a function is called)"""
+    """[(module imported as parts below minitorch_dist, line, whether only when a function is called)]"""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     package = ("minitorch_dist", *path.relative_to(PACKAGE).parts[:-1])
     late = {id(inner) for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
             for inner in ast.walk(node)}
+    found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name.split(".") for alias in node.names]
@@ -46,7 +49,8 @@ def imports(path):
             continue
         for name in names:
             if name[0] == "minitorch_dist":
-                yield tuple(name[1:]), node.lineno, id(node) in late
+                found.append((tuple(name[1:]), node.lineno, id(node) in late))
+    return found
 
 
 def upward(folder, floors, depth):

@@ -10,6 +10,7 @@ PROGRAM = Path(__file__).parents[1] / "examples" / "forms.py"
 FORMS = "data parallel", "ZeRO 1", "ZeRO 3", "tensor", "ring", "pipeline"
 
 
+@pytest.mark.thorough
 def test_the_table_and_the_picture(tmp_path):
     run = crews.launch([PROGRAM, "--forms", ",".join(FORMS), "--out", tmp_path / "new"], 2, limit=120).check()
     *lines, last = run.stdout[0].splitlines()

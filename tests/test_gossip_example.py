@@ -14,6 +14,7 @@ PROGRAM = Path(__file__).parents[1] / "examples" / "gossip.py"
 SIZE = 784 * 24 + 24 + 24 * 10 + 10
 
 
+@pytest.mark.thorough
 def test_the_table(tmp_path):
     n, steps, picture = 4, 60, tmp_path / "runs" / "consensus.png"
     flags = "--steps", steps, "--hidden", 24, "--every", 7, "--split", "label", "--show", "--out", picture.parent

@@ -307,6 +307,7 @@ def test_what_a_mistake_gives_is_worked_out_once_for_each_case():
     assert sorted(asked) == [(x, factor) for x in (1, 7) for factor in (2, 4, 5)]
 
 
+@pytest.mark.thorough
 def test_many_seeds_in_one_launch_are_told_what_each_is_alone():
     course = Course()
     folder = course.solutions / "08_data_parallel"

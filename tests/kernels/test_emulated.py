@@ -54,7 +54,8 @@ def test_as_defined_on_older_gpus(of_samples, sample):
     assert of_samples[sample] is None
 
 
-@pytest.mark.parametrize("capability", [90, pytest.param(80, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("capability", [90, 80])
 def test_started_as_launch_py_starts_it(capability):
     """On a stand-in for CuPy: what the driver gets is what the PTX takes, each number in its width."""
     found = emulated("launches", capability)

@@ -269,6 +269,7 @@ def test_each_pair_is_one_process_or_refused(form):
     assert not wrong, "\n".join(f"{' × '.join(pair)}: {problem}" for pair, problem in wrong.items())
 
 
+@pytest.mark.thorough
 def test_three_together():
     jobs = [(forms, sizes, name, mixture_of(*forms)) for forms, sizes, name in TRIPLES]
     wrong = {job[:3:2]: problem for job, ranks in zip(jobs, run(jobs), strict=True) if (problem := judged(job, ranks))}

@@ -82,6 +82,7 @@ def test_optimizers_of_whole_matrices(one_process, optimizer, stage):
         compared(got, one_process("as DeepSeek-V3", optimizer))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stage", [0, 3])
 def test_checkpoints_go_on_anywhere(tmp_path, stage):
     setting, here, there = "as DeepSeek-V3", (4, {"ep": 2, "tp": 2}), (2, {"tp": 2})

@@ -12,8 +12,8 @@ from .. import quick
 
 PROJECT = """
 import pytest
-@pytest.mark.parametrize("case", range(11))
-def test_of_eleven(case): pass
+@pytest.mark.parametrize("case", range(21))
+def test_of_twenty_one(case): pass
 @pytest.mark.parametrize("case", range(3))
 def test_of_three(case): pass
 def test_alone(): pass
@@ -32,15 +32,15 @@ def pytest_configure(config):
 """
 
 
-def test_one_case_in_ten_but_no_thorough_one():
-    names = [f"far/test_x.py::test_{test}[{case}]" for test in "ab" for case in "abcdefghijklm"]
+def test_one_case_in_twenty_but_no_thorough_one():
+    names = [f"far/test_x.py::test_{test}[{case}]" for test in "ab" for case in "abcdefghijklmnopqrstuvw"]
     whole = ["nn/test_y.py::test_c[1]", "nn/test_y.py::test_c[2]", "far/test_x.py::test_d"]
     tests = [(name, False) for name in names + whole] + [("nn/test_y.py::test_e", True), ("test_z.py::test_f[1]", True)]
     kept = {name for name, _ in tests} - quick.left_out(tests)
-    assert kept == {*whole, *(f"far/test_x.py::test_{test}[{case}]" for test in "ab" for case in "ak")}
+    assert kept == {*whole, *(f"far/test_x.py::test_{test}[{case}]" for test in "ab" for case in "au")}
 
 
-@pytest.mark.parametrize("flags, passed", [((), 36), (("--quick",), 4 + 15), (("--quick", "-k", "eleven"), 22)])
+@pytest.mark.parametrize("flags, passed", [((), 56), (("--quick",), 4 + 25), (("--quick", "-k", "twenty_one"), 42)])
 def test_what_pytest_runs(tmp_path, flags, passed):
     for folder in ("cheap", "dear"):
         (tmp_path / folder).mkdir()
