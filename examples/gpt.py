@@ -76,7 +76,12 @@ def adafactor(model, args):
     return optim.Adafactor(training.decay_groups(model, args.weight_decay), lr=args.lr)
 
 
-OPTIMIZERS = {"adamw": adamw, "adamw8": adamw8, "muon": muon, "adafactor": adafactor}
+def lion(model, args):
+    """Lion for all parameters: a fifth of AdamW's rate, and five times its weight decay."""
+    return optim.Lion(training.decay_groups(model, 5 * args.weight_decay), lr=args.lr / 5)
+
+
+OPTIMIZERS = {"adamw": adamw, "adamw8": adamw8, "muon": muon, "lion": lion, "adafactor": adafactor}
 
 
 def network(facts, vocabulary, **dropout):
@@ -201,7 +206,8 @@ def parse(argv):
     sizes("steps", "batch_size")
     p.add_argument("--optimizer", choices=list(OPTIMIZERS), default="adamw",
                    help="adamw8: with state of 8 bits; muon: the blocks' matrices by Muon, with AdamW's rates, and the "
-                   "rest by AdamW; adafactor: all, by rates in proportion to the parameters, say --lr 0.03")
+                   "rest by AdamW; lion: with a fifth of its rates and half of its state; adafactor: all, by rates in "
+                   "proportion to the parameters, say --lr 0.03")
     p.add_argument("--lr", type=float, help=f"learning rate (default: {ADDITION['lr']}; with --text {TEXT['lr']})")
     p.add_argument("--schedule", choices=list(optim.SCHEDULES), default="cosine", help="of the learning rate, after "
                    "the warmup, to a tenth; wsd: it stays, and falls over the last fifth")

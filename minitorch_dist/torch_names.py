@@ -117,7 +117,7 @@ NAMES = {
                         "mt.optim.LambdaLR(optimizer, a function of the step), as mt.optim.cosine gives one"),
         "CosineAnnealingLR": "mt.optim.LambdaLR(optimizer, mt.optim.cosine(steps, warmup))",
         "EMA": "averages of weights are in minitorch_dist.compress: ExponentialMovingAverage",
-        **dict.fromkeys(("RMSprop", "NAdam", "RAdam", "Adamax", "Adadelta", "Rprop", "Lion"),
+        **dict.fromkeys(("RMSprop", "NAdam", "RAdam", "Adamax", "Adadelta", "Rprop"),
                         NONE.format("mt.optim.AdamW, or mt.optim.Adagrad")),
         **dict.fromkeys(("LBFGS", "ASGD"), NONE.format("mt.optim.SGD")),
         "Shampoo": NONE.format("mt.optim.Muon, whose steps also have one length in all directions of a matrix"),

@@ -27,7 +27,8 @@ from . import cc
 from .expressions import ARITHMETIC, TYPES
 
 UFUNCS = {np.add: "add", np.subtract: "sub", np.multiply: "mul", np.divide: "div", np.negative: "neg",
-          np.sqrt: "sqrt", np.square: "square", np.maximum: "maximum", np.minimum: "minimum", np.absolute: "abs"}
+          np.sqrt: "sqrt", np.square: "square", np.maximum: "maximum", np.minimum: "minimum", np.absolute: "abs",
+          np.sign: "sign"}
 SHORT = 2**16       # elements: of fewer in a stretch NumPy's passes are as fast
 FLOATS = np.dtype("float32"), np.dtype("float64")
 

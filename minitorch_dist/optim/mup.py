@@ -54,6 +54,7 @@ from ..nn.transformer import GPT, Embedding
 from ..tables import aligned
 from .adagrad import Adagrad
 from .adam import Adam, AdamW
+from .lion import Lion
 from .sgd import SGD
 
 
@@ -73,7 +74,7 @@ RULES = {
     "hidden": Rule(init=(-0.5, 0), adam=(-1, 0), sgd=(-1, 1)),
     "output": Rule(init=(-1, 0), adam=(-1, 0), sgd=(-1, 0)),
 }
-LIKE = {SGD: "sgd", Adam: "adam", AdamW: "adam", Adagrad: "adam"}      # how their rates go
+LIKE = {SGD: "sgd", Adam: "adam", AdamW: "adam", Adagrad: "adam", Lion: "adam"}      # how their rates go
 L2 = Adam, Adagrad      # weight decay is added to a gradient that is divided by its own size then
 
 
@@ -123,7 +124,7 @@ class Widths:
 
         params        a module of the same names, as it is cut or wrapped, or (name, tensor) pairs. Those that are
                       frozen are left out
-        optimizer     the class: SGD, Adam, AdamW or Adagrad
+        optimizer     the class: SGD, Adam, AdamW, Adagrad or Lion
         lr            base's
         weight_decay  base's, of matrices; vectors have none
 

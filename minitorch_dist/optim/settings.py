@@ -33,7 +33,7 @@ def check_elementwise(optimizer, what):
     """ValueError for an optimizer that can't update pieces of parameters which don't know each other."""
     if not optimizer.elementwise:
         raise ValueError(f"{what}: {optimizer.kind} makes an element's step of all of its parameter, of which there is "
-                         "a piece here, or may be: take SGD, Adam, AdamW or Adagrad")
+                         "a piece here, or may be: take SGD, Adam, AdamW, Adagrad or Lion")
 
 
 def check_eps(optimizer):

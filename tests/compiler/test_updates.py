@@ -18,7 +18,7 @@ KINDS = [("SGD", {"lr": 0.1}), ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_deca
          ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}), ("Adam", {"weight_decay": 0.1}),
          ("Adam", {"amsgrad": True, "maximize": True}), ("AdamW", {"lr": 0.01, "betas": (0.0, 0.5)}),
          ("Adagrad", {"lr_decay": 0.1, "weight_decay": 0.01}), ("LAMB", {}), ("LARS", {"lr": 0.1}),
-         ("AdamWScheduleFree", {"warmup": 2, "weight_decay": 0.1})]
+         ("AdamWScheduleFree", {"warmup": 2, "weight_decay": 0.1}), ("Lion", {"lr": 0.01, "weight_decay": 0.1})]
 
 
 @pytest.fixture(autouse=True)

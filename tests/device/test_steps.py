@@ -88,6 +88,7 @@ OPTIMIZERS = {
     "adam": lambda groups: optim.Adam(groups, lr=0.01),
     "adamw": lambda groups: optim.AdamW(groups, lr=0.01),
     "adagrad": lambda groups: optim.Adagrad(groups, lr=0.01),
+    "lion": lambda groups: optim.Lion(groups, lr=0.001),
     "schedule-free": lambda groups: optim.AdamWScheduleFree(groups, lr=0.01, warmup=2),
     "adafactor": lambda groups: optim.Adafactor(groups, lr=0.01),
     "8 bits": lambda groups: optim.AdamW([groups[0], {**groups[1], "state_bits": 32}], lr=0.01, state_bits=8),

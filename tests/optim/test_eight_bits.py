@@ -28,6 +28,7 @@ KINDS = {   # name -> (constructor, which of its arrays have a sign)
             {"momentum": True}),
     "adagrad": (lambda params, bits=8: optim.Adagrad(params, 0.01, initial_accumulator_value=0.2, state_bits=bits),
                 {"sum": False}),
+    "lion": (lambda params, bits=8: optim.Lion(params, 0.01, weight_decay=0.1, state_bits=bits), {"exp_avg": True}),
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
 

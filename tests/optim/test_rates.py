@@ -7,7 +7,7 @@ import minitorch_dist as mt
 from minitorch_dist import nn, optim
 
 KINDS = optim.SGD, optim.Adam, optim.LAMB, optim.LARS, optim.Muon, optim.Adagrad, optim.Adafactor, \
-    optim.AdamWScheduleFree
+    optim.AdamWScheduleFree, optim.Lion
 
 
 ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
@@ -21,6 +21,7 @@ DEFAULTS = {    # torch's; of those that torch lacks their papers', but for the 
     "Adafactor": {"lr": 0.01, "beta2_decay": -0.8, "eps": (None, 1e-3), "d": 1.0, "weight_decay": 0.0,
                   "maximize": False},
     "LAMB": ADAM | {"eps": 1e-6, "weight_decay": 0.01},
+    "Lion": {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0},
     "LARS": {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4, "trust_coefficient": 1e-3},
     "AdamWScheduleFree": ADAM | {"lr": 2.5e-3, "warmup": 0},
 }

@@ -30,6 +30,7 @@ OPTIMIZERS = {
     "adagrad": lambda params: optim.Adagrad(params, lr=LR, weight_decay=0.1),
     "adam": lambda params: optim.Adam(params, lr=LR, weight_decay=0.1, amsgrad=True, maximize=True),
     "adamw": lambda params: optim.AdamW(params, lr=LR),
+    "lion": lambda params: optim.Lion(params, lr=LR, weight_decay=0.1),
     "schedule-free": lambda params: optim.AdamWScheduleFree(params, lr=LR),
     "adamw, 8 bits": lambda params: optim.AdamW(params, lr=LR, state_bits=8),
     "lamb": lambda params: optim.LAMB(params, lr=LR),
