@@ -267,11 +267,13 @@ def bucket_order():
 
 # ---------------------------------------------------------------- exact mode
 
+SIGNS = {"lion": lambda params: optim.Lion(params, lr=1e-3)}       # which a rounding turns around
 EXACT = {   # name -> (dtype, optimizer, clip, micro-shards, options)
     "momentum": ("f4", "momentum", None, 8, {}),
     "adam, clipped, a bucket each": ("f4", "adam", 0.3, 8, {"bucket_cap_mb": 1e-6}),
     "16 micro-shards": ("f4", "momentum", None, 16, {}),
     "float64": ("f8", "momentum", 0.3, 8, {}),
+    "signs": ("f4", "lion", None, 8, {}),
 }
 EXACT_STEPS, EXACT_BATCH = 12, 15       # an epoch: 15, 15, 15 and the last one of 8 rows; see small_batches for fewer
 
@@ -282,8 +284,8 @@ def exact_curve(dtype, optimizer, clip, micro_shards, options, seed=3, batch=EXA
     model = DistributedDataParallel(model_with_dropout(dtype), place(world), exact=True, micro_shards=micro_shards,
                                     **options)
     loader = loader_for(dtype, world.rank, world.size, micro_shards, batch, seed)
-    _, digests = train(model, OPTIMIZERS[optimizer](model.parameters()), loader, EXACT_STEPS, None, clip, seed,
-                       micro_shards)
+    make = (OPTIMIZERS | SIGNS)[optimizer]
+    _, digests = train(model, make(model.parameters()), loader, EXACT_STEPS, None, clip, seed, micro_shards)
     return digests
 
 
