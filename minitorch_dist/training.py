@@ -5,6 +5,7 @@ share on their outside is in program.py.
 """
 
 import fcntl
+import gc
 import hashlib
 import json
 import os
@@ -268,13 +269,21 @@ class Lock:
 
     def __init__(self, folder):
         self.handle = os.open(folder, os.O_RDONLY)
+        if not self.taken():
+            gc.collect()        # a Lock that nobody has may still be there, where an exception's traceback is a cycle
+            if not self.taken():
+                self.close()
+                raise ValueError(f"another run is writing into {folder}: take another --out")
+
+    def taken(self):
+        """Whether it is ours now."""
         try:
             fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self.close()
-            raise ValueError(f"another run is writing into {folder}: take another --out") from None
+            return False
         except OSError:
             pass
+        return True
 
     def close(self):
         """Let others have it."""

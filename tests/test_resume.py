@@ -218,6 +218,11 @@ def test_a_folder_is_one_runs_at_a_time(tmp_path):
         told = ranks.launch([str(ROOT / "mnist_demo" / "train.py"), *TRAIN, "--out", str(tmp_path)], 1)
         assert told.returncode == 2 and f"train.py: another run is writing into {tmp_path}" in told.stderr[0]
     assert len((tmp_path / "history.jsonl").read_text().splitlines()) == 1
+    lost = training.Run(tmp_path, world)
+    lost.itself = lost      # as an exception's traceback may have it
+    with pytest.raises(ValueError, match="another run is writing into"):
+        training.Run(tmp_path, world)
+    del lost                # nobody has it any more
     with training.Run(tmp_path, world):
         pass
 

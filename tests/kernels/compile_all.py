@@ -101,7 +101,7 @@ if __name__ == "__main__":
     if not NAME.fullmatch(sys.argv[1]):
         with open(sys.argv[1], "rb") as file:
             variants = pickle.load(file)
-        for machine in MACHINES:
+        for machine in sorted({capability for _, capability in variants}):
             asked = [variant for variant, capability in variants if capability == machine]
             for facts in taken_apart([chosen(variant, machine) for variant in asked], machine):
                 print(json.dumps(facts))
