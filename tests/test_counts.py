@@ -92,3 +92,11 @@ def test_teachers_are_told_which_chapters_need_several_processes():
     capstone = {15}      # of which the page speaks elsewhere
     assert numbers(several) | capstone == {int(id[:2]) for id in with_ranks - excepted}
     assert free | numbers(several) | capstone == {chapter.number for chapter in COURSE.chapters}
+
+
+def test_teachers_are_told_all_kinds_of_verdicts():
+    code = "".join(path.read_text(encoding="utf-8")
+                   for path in (ROOT / "exercises/grade.py", *(ROOT / "exercises/frame").glob("*.py")))
+    given = re.findall(r'(?:Failure\(|Verdict\(\w+, |"kind": )"([a-z ]+)"', code)
+    said = re.search(r"`kind` is (.*?) Links that lead out", text("docs/teaching.md"))[1]
+    assert len(given) > 20 and set(re.findall("`([a-z ]+)`", said)) == set(given)
