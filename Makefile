@@ -81,7 +81,7 @@ test: $(STAMP) $(TRITON)  ## run the tests, those with several ranks and Triton'
 test-all: $(STAMP) $(TRITON)  ## run every case of every test, as CI does: more than twice as long
 	$(run) -m pytest -q$(if $(TEST_FLAGS), $(TEST_FLAGS)) tests
 
-triton: $(TRITON)  ## install Triton (650 MB), for the kernels' tests and chapter 13
+triton: $(TRITON)  ## install Triton (650 MB), for the kernels' tests and chapters 13 and 26
 
 test-gpu: $(STAMP) $(TRITON) $(CUPY)  ## run the tests that need an NVIDIA GPU; without one they are skipped
 	TRITON_INTERPRET=0 $(run) -m pytest -q -rs -m gpu$(if $(TEST_FLAGS), $(TEST_FLAGS)) tests/kernels tests/device
@@ -123,7 +123,7 @@ $(STAMP): setup.cfg pyproject.toml
 	python -m pip install -e '.[$(extras-$(MPI))]' || { echo "$$no_install" >&2; exit 1; }
 	@touch $@
 
-# Triton is twice as large as all the rest, and only the tests and one chapter want it.
+# Triton is twice as large as all the rest, and only the tests and two chapters want it.
 $(TRITON): $(STAMP)
 	python -m pip install -e '.[triton]' || { echo "$$no_install" >&2; exit 1; }
 	@touch $@

@@ -13,7 +13,7 @@ class WithoutTriton(pytest.Module):
     """A file of tests on a machine that can't have Triton: skipped before it is imported."""
 
     def collect(self):
-        pytest.skip("Triton is not installed (the extra `test` has it on Linux x86-64)", allow_module_level=True)
+        pytest.skip("Triton is not installed (the extra `triton` has it on Linux x86-64)", allow_module_level=True)
 
 
 def pytest_pycollect_makemodule(module_path, parent):
