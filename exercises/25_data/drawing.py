@@ -44,13 +44,13 @@ def orders(runs, path):
 
 
 def turns(case, got, path):
-    """25.3: how many samples each source has had more than its share, and the same of a throw of dice."""
+    """25.3: how many samples each source has had more than its share, and the same of samples in random order."""
     weights, order = case["weights"], list(got["result"])
-    dice = np.repeat(np.arange(len(weights)), weights)
+    twelve = np.repeat(np.arange(len(weights)), weights)
     figure, panels = canvas(1, 2, size=(9.2, 3.4), sharey=True)
     worst = []
-    shuffled = np.concatenate([np.random.default_rng(i).permutation(dice) for i in range(8)])
-    for axes, each, title in zip(panels, (order * 8, shuffled), ("yours", "dice"), strict=True):
+    shuffled = np.concatenate([np.random.default_rng(i).permutation(twelve) for i in range(8)])
+    for axes, each, title in zip(panels, (order * 8, shuffled), ("yours", "shuffled"), strict=True):
         had = np.cumsum(np.eye(len(weights))[list(each)], 0)
         off = had - np.outer(np.arange(1, len(each) + 1), weights) / sum(weights)
         for i, color in zip(range(len(weights)), COLORS, strict=False):
