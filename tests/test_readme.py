@@ -62,6 +62,13 @@ def test_the_files_that_a_page_names_exist(page):
     assert not [name for name in named if not (ROOT / name).exists()]
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_rows_of_tables_have_as_many_cells_as_their_heads(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):       # a | within a cell is written \|
+        assert len({len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}) == 1, table
+
+
 PROGRAMS = [path for folder in ("examples", "mnist_demo") for path in sorted((ROOT / folder).glob("*.py"))]
 
 
