@@ -137,6 +137,7 @@ def test_a_chapter_is_whole(chapter):
     folder, solutions = COURSE.exercises / chapter.folder, COURSE.solutions / chapter.folder
     readme = (folder / "README.md").read_text(encoding="utf-8")
     assert 20 <= len(readme.splitlines()) <= 120, "one to three screens"
+    assert not [e.id for e in chapter.exercises if e.id not in readme], "README says nothing of them"
     for path in re.findall(r"`((?:minitorch_dist|mnist_demo|examples)/[\w/]+\.py)`", readme):
         assert (COURSE.exercises.parent / path).is_file(), f"README names {path}"
     assert 5 <= chapter.minutes <= 240 and chapter.title
