@@ -158,6 +158,15 @@ def test_the_fit_finds_the_costs_that_made_the_times():
     assert all(abs(cost.predict(name, size, nbytes, found) / t - 1) < 0.3 for name, size, nbytes, t in times)
 
 
+def test_a_cost_that_would_be_negative_is_0_and_the_others_fit_best_without_it():
+    times = [(name, size, nbytes, cost.predict(name, size, nbytes, cost.Costs(3e-6, 4e-10, -1e-10)))
+             for name in ALGORITHMS for size in (2, 4) for nbytes in (1 << 10, 1 << 22)]
+    found = cost.fit(times)
+    rows = np.array([cost.terms(name, size, nbytes)[:2] / t for name, size, nbytes, t in times])
+    np.testing.assert_allclose(found[:2], np.linalg.solve(rows.T @ rows, rows.sum(0)), rtol=1e-6)
+    assert found.gamma == 0 < min(found[:2])
+
+
 def test_predictions_by_hand():
     costs = cost.Costs(1.0, 0.01, 0.001)
     # 4 ranks, 1000 bytes: 6 steps of a quarter each, 3 quarters added up; 2 steps of everything, added up twice
