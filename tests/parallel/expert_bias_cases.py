@@ -186,6 +186,7 @@ def errors():
         return model
     attempt("unwrapped", lambda: expert_bias.update(gpt()))
     attempt("speed", lambda: expert_bias.update(DistributedDataParallel(gpt()), -0.1))
+    attempt("no end", lambda: expert_bias.update(DistributedDataParallel(gpt()), np.inf))
     attempt("speeds", lambda: expert_bias.update(gpt(), (1 + rank) / 8, own[0]))
     attempt("layers", lambda: expert_bias.update(named(**{f"layer{rank}": 4}), comm=own[1]))
     attempt("experts", lambda: expert_bias.update(named(layer=2 + 2 * rank), comm=own[2]))

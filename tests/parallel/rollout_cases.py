@@ -157,6 +157,9 @@ def errors():
         except Exception as error:
             found[name] = type(error).__name__, str(error)
     attempt("too long", count=LENGTH)
+    attempt("one too long", count=LENGTH - QUESTION + 2)
+    attempt("as long as can be", count=LENGTH - QUESTION + 1, temperature=1e30)
+    attempt("one token", count=1, temperature=1e-30)
     attempt("nothing", count=0)
     attempt("likeliest", temperature=0)
     attempt("coldest", temperature=1e-31)

@@ -12,6 +12,7 @@ import minitorch_dist as mt
 from minitorch_dist import backend
 from minitorch_dist.__main__ import main
 from minitorch_dist.autodiff.primitive import state
+from minitorch_dist.comm.state import state as rank
 from minitorch_dist.parallel.pipelines import schedule_dual
 from minitorch_dist.parallel.pipelines.schedule_dual import dual_pipe_v
 from minitorch_dist.parallel.pipelines.schedule_steps import Overlapped, Step, combined, placement_of, v_shaped
@@ -111,7 +112,7 @@ def test_turns_are_taken_at_pauses_only():
     for counts, wanted in (((2, 2), "a0 b0 a1 b1 a b"), ((0, 2), "a b0 b1 b"), ((3, 1), "a0 b0 a1 b a2 a")):
         said.clear()
         in_turns(lambda: steps("a", counts[0]), lambda: steps("b", counts[1]))  # noqa: B023
-        assert " ".join(said) == wanted and not taking_turns()
+        assert " ".join(said) == wanted and not taking_turns() and rank.turn is None
 
 
 @pytest.mark.parametrize("culprit", [0, 1])
@@ -196,13 +197,17 @@ world = comm.world()
 def errs():
     pause()
     if world.rank == 1:
-        {}
+        {0}
+
+def errs_at_once():
+    if world.rank == 1:
+        {0}
 
 def waits():
     pause()
     pause()
 
-in_turns({})
+in_turns({1})
 world.barrier()
 """
 
@@ -220,7 +225,7 @@ def test_an_exit_status_is_the_job_s(tmp_path, functions):
     assert run.returncode == 3 and "in errs" in run.stderr[1] and not run.stderr[0].strip(), run.report()
 
 
-@pytest.mark.parametrize("functions", ["errs, waits", "waits, errs"])
+@pytest.mark.parametrize("functions", ["errs, waits", "waits, errs_at_once"])
 def test_the_stall_limit_tells_whose_turn_it_is(tmp_path, functions):
     run = goes_wrong(tmp_path, "time.sleep(60)", functions)
     assert run.returncode == 1 and "time.sleep(60)" in run.stderr[1] and "is in no call" in run.stderr[1], run.report()

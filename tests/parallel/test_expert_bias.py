@@ -183,7 +183,8 @@ def test_a_rank_without_data_takes_part():
 
 def test_ranks_that_disagree_get_an_error():
     expected = {"unwrapped": ("ValueError", "which of the 2 ranks have samples of one batch"),
-                "speed": ("ValueError", "speed=-0.1"), "speeds": ("MismatchError", "speed 0.25"),
+                "speed": ("ValueError", "speed=-0.1"), "no end": ("ValueError", "speed=inf"),
+                "speeds": ("MismatchError", "speed 0.25"),
                 "layers": ("MismatchError", "layer1"), "experts": ("MismatchError", "all_reduce"), "no biases": None}
     for found in crews.call(CASES + "errors", 2):
         assert set(found) == set(expected)

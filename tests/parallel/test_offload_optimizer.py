@@ -12,7 +12,7 @@ from minitorch_dist import comm, ledger, nn, optim
 from minitorch_dist.optim.optimizer import TILE
 from minitorch_dist.optim.packed import arrays_of
 from minitorch_dist.parallel import DistributedDataParallel
-from minitorch_dist.parallel.offload import offload, offload_optimizer
+from minitorch_dist.parallel.offload import offload, offload_optimizer, spill
 from tests.crews import crews
 from tests.device.fake_cupy import installed, transfers
 
@@ -220,12 +220,19 @@ def test_beside_a_gpu_a_deep_copys_state_is_on_the_host():
         same((model2.state_dict(), twin.state_dict()), (model.state_dict(), optimizer.state_dict()))
 
 
+def test_what_has_no_elements_needs_no_file(tmp_path):
+    found = spill.mapped(tmp_path / "nowhere", np.zeros((0, 3), "f4"))
+    assert found.shape == (0, 3) and found.dtype == np.float32
+
+
 # ---------------------------------------------------------------- what goes wrong
 
 def test_what_is_refused(tmp_path):
     optimizer = optim.Adam([nn.Parameter(np.ones(5000, "f4"))])
     with pytest.raises(ValueError, match="give a folder"):
         offload_optimizer(optimizer)
+    with installed(), pytest.raises(ValueError, match="give a folder"):     # one of two is enough
+        offload_optimizer(optim.Adam([nn.Parameter(np.ones(3)), *nn.Linear(2, 3).to("cuda").parameters()]))
     with pytest.raises(FileNotFoundError, match="no file can be made in this folder.*nowhere"):
         offload_optimizer(optimizer, tmp_path / "nowhere")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -279,6 +279,7 @@ def test_orders_of_another_run_are_refused(order, bound, words):
     if order[0] == 2 and bound is None:
         assert not waiting.is_completed()
         assert shard.ask(request(2, pushes=False, leaves=True)).wait() == (1, shard.time, None)
+        assert 0 < shard.history[0].time < shard.time < 60      # seconds since it was made
     with pytest.raises(RuntimeError, match=re.escape(words)):
         waiting.wait()
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minitorch_dist import nn
+from minitorch_dist import comm, data, nn
 from minitorch_dist.data.text import IGNORED
 from minitorch_dist.parallel import rollouts
 from tests.crews import crews, threads
@@ -125,6 +125,24 @@ def test_ranks_that_share_experts_stop_together_when_all_rows_have_ended():
         assert found[0, cases.QUESTION:].tolist() == wanted.tolist()
 
 
+def test_a_batch_of_answers_is_that_of_its_shards():
+    """Of two micro-shards of 4 questions; rewards may be left in their own scale, and there may be no reference."""
+    questions, labels = np.arange(12).reshape(4, 3) % cases.VOCABULARY, np.arange(4)
+    batch, = data.Loader(questions, labels, 4, micro_shards=2).epoch(0)
+    options = cases.OPTIONS | {"step": 0, "scale_rewards": False}
+    found = rollouts.roll_out(cases.gpt(), batch, cases.reward, comm.world(), **options)
+    first, second = found.batch.shards
+    assert (first.rows, second.rows, found.batch.rows, found.batch.count) == ((0, 6), (6, 12), (0, 12), 12)
+    for name in ("inputs", "labels"):
+        np.testing.assert_array_equal(getattr(found.batch, name), np.concatenate([getattr(a, name)
+                                                                                  for a in (first, second)]))
+    for answers in (first, second):
+        rewards = answers.rewards.reshape(-1, cases.GROUP)
+        np.testing.assert_allclose(answers.advantages, (rewards - rewards.mean(1, keepdims=True)).reshape(-1))
+        assert np.ptp(rewards) > 0 and answers.reference is None
+    assert found.kl is None
+
+
 def test_log_probs_are_those_without_dropout():
     model = nn.GPT(cases.VOCABULARY, cases.LENGTH, layers=1, heads=2, dim=8, dropout=0.5)
     inputs, labels = np.array([[1, 2, 3], [4, 5, 6]]), np.array([[IGNORED, 3, 4], [IGNORED, 6, 7]])
@@ -168,7 +186,8 @@ def test_all_answers_that_end_early_are_filled_up():
 @pytest.mark.parametrize("n", [1, 2])
 def test_what_does_not_fit_is_said_on_all_ranks(n):
     for rank, found in enumerate(crews.call(CASES + "errors", n)):
-        for name, words in (("too long", "trained on as 11, and the model sees 9"), ("nothing", "count=0"),
+        for name, words in (("too long", "trained on as 11, and the model sees 9"),
+                            ("one too long", "trained on as 10, and the model sees 9"), ("nothing", "count=0"),
                             ("likeliest", "temperature=0"),
                             ("coldest", "temperature=1e-31"), ("hottest", "temperature=1e+31"),
                             ("alone", "two or more answers"), ("pairs", "reward gave an array"),
@@ -176,7 +195,7 @@ def test_what_does_not_fit_is_said_on_all_ranks(n):
             assert found[name][0] == "ValueError" and words in found[name][1], (name, found[name])
         assert found["one rank's"] == (("KeyError", "'no such problem'") if rank == n - 1 else ("RuntimeError", (
             "roll_out: the rewards of rank 1 of 'world' ended with KeyError: 'no such problem'")))
-        assert found["fits"] is None
+        assert found["fits"] is found["as long as can be"] is found["one token"] is None
 
 
 def test_ranks_at_different_steps():

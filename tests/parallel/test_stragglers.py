@@ -15,7 +15,8 @@ def test_slow_is_against_the_median_of_the_others():
     assert slow([1.0, 1.0, 1.0, 1.31]) == {3: 1.31} and slow([1.0, 1.0, 1.0, 1.29]) == {}
     assert slow([2.0, 8.0, 4.0, 3.0]) == {1: 8 / 3, 2: 4 / 3}       # 4 against the median of 2, 3 and 8
     assert slow([1.0, 2.0]) == {1: 2.0} and slow([5.0]) == {}
-    assert slow([1.0, 1.0, 3.0], factor=4) == {}
+    assert slow([1.0, 1.0, 3.0], factor=4) == slow([1.0, 2.0], factor=2) == {}
+    assert slow([1.0, 0.0]) == {}       # no number of times as long as nothing
 
 
 def test_slow_ranks_of_five():
