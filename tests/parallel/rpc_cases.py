@@ -218,6 +218,11 @@ def errors():
     attempt("at the end", rpc.shutdown)
     attempt("after the end", lambda: rpc.rpc_sync(after, here))
     attempt("a second end", rpc.shutdown)
+
+    def leave():
+        with rpc:
+            refuse("a block after the end")
+    attempt("a block after the end", leave)
     other.shutdown()
     seen["freed"] = not getattr(rpc.comm._engine, "comm", None)
     return seen

@@ -212,13 +212,16 @@ def misuse():
     attempt("all serve", lambda: ParameterServer(Vector(), sgd(0.1), world, servers=world.size))
     attempt("none serves", lambda: ParameterServer(Vector(), sgd(0.1), world, servers=0))
     attempt("no such mode", lambda: ParameterServer(Vector(), sgd(0.1), world, mode="hogwild"))
-    attempt("sync and s", lambda: ParameterServer(Vector(), sgd(0.1), world, max_staleness=1))
-    attempt("n_push", lambda: ParameterServer(Vector(), sgd(0.1), world, mode="async", n_push=0))
+    for name, value in {"max_staleness": 1, "n_fetch": 2, "n_push": 3, "local_lr": 0.5, "orders": [[1]]}.items():
+        attempt(f"sync and {name}", lambda one={name: value}: ParameterServer(Vector(), sgd(0.1), world, **one))
+    for name, value in {"n_push": 0, "n_fetch": 0, "max_staleness": -1}.items():
+        attempt(name, lambda one={name: value}: ParameterServer(Vector(), sgd(0.1), world, mode="async", **one))
     attempt("orders", lambda: ParameterServer(Vector(), sgd(0.1), world, mode="async", orders=[[1], [1]]))
     attempt("too small", lambda: ParameterServer(Vector(3), sgd(0.1), world, servers=2))
     attempt("batch norm", lambda: ParameterServer(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm(2)), sgd(0.1), world))
     attempt("dtypes", lambda: ParameterServer(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=np.float64)),
                                               sgd(0.1), world))
+    attempt("nothing to train", lambda: ParameterServer(Vector().requires_grad_(False), sgd(0.1), world))
     attempt("no optimizer", lambda: ParameterServer(Vector(), sgd(-1.0), world))
     attempt("of norms", lambda: ParameterServer(Vector(), optim.LAMB, world))
     attempt("of means", lambda: ParameterServer(Vector(), optim.Adafactor, world))
@@ -234,6 +237,7 @@ def misuse():
                 attempt(name, lambda request=request: ps.shards[0].rpc_sync().ask(request))
             ps.accrued[...] = 0
             push(ps, np.ones(24))       # nothing has happened
+    attempt("a second block", ps.__enter__)
     said["and then"] = ps.version, ps.module.w.numpy().copy()
     return said
 

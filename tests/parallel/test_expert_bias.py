@@ -107,11 +107,13 @@ def test_two_models_of_one_name_are_no_list_of_chunks():
 
 
 def test_loads_print():
-    loads = expert_bias.Loads({"blocks.0.mlp": np.array([30, 10, 20, 20]), "top": np.array([0, 0, 80, 0])})
+    loads = expert_bias.Loads({"blocks.0.mlp": np.array([30, 10, 20, 20]), "top": np.array([0, 0, 80, 0]),
+                               "rests": np.zeros(4, int)})
     assert str(loads) == """\
 layer         MaxVio  loads, in % of the layer's mean
 blocks.0.mlp   0.500   150   50  100  100
-top            3.000     0    0  400    0"""
+top            3.000     0    0  400    0
+rests          0.000     0    0    0    0"""
     assert expert_bias.max_violation(np.zeros(3, int)) == 0
 
 

@@ -215,14 +215,20 @@ def test_misuse_is_named_on_every_rank():
                 "mode here": ("ranks 0, 1: mode='sync'", "rank 2: mode='async'"),
                 "bound here": ("ranks 0, 1: max_staleness=None", "rank 2: max_staleness=1"),
                 "all serve": ("servers=3 of 3 ranks",), "none serves": ("servers=0 of 3 ranks",),
-                "no such mode": ("mode='hogwild'; one of sync, async",), "sync and s": ("max_staleness=1 is for",),
-                "n_push": ("n_push=0 must be at least 1",), "orders": ("2 orders for 1 servers",),
+                "no such mode": ("mode='hogwild'; one of sync, async",),
+                "sync and max_staleness": ("max_staleness=1 is for",),
+                "sync and n_fetch": ("n_fetch=2 is for",), "sync and n_push": ("n_push=3 is for",),
+                "sync and local_lr": ("local_lr=0.5 is for",), "sync and orders": ("orders=[[1]] is for",),
+                "n_push": ("n_push=0 must be at least 1",), "n_fetch": ("n_fetch=0 and n_push=1 must be at least 1",),
+                "max_staleness": ("max_staleness=-1 at least 0",), "nothing to train": ("at least one; got []",),
+                "orders": ("2 orders for 1 servers",),
                 "too small": ("leave nothing for server",), "batch norm": ("1 BatchNorm", "LayerNorm"),
                 "dtypes": ("float32", "float64"), "no optimizer": ("lr is -1.0",),
                 "of norms": ("ParameterServer: LAMB makes an element's step of all of its parameter",),
                 "of means": ("ParameterServer: Adafactor makes an element's step of all of its parameter",)}.items():
             assert said[name].startswith("ValueError: ") and all(word in said[name] for word in words), said[name]
         assert "in another one's block" in said["another block"]
+        assert "its block has ended" in said["a second block"]
         if rank == 0:
             assert "rank 0 is a server, and step() is for the workers, ranks [1, 2]" in said["a server's step"]
         else:
@@ -233,6 +239,8 @@ def test_misuse_is_named_on_every_rank():
         assert said["and then"][0] == 2
         np.testing.assert_allclose(said["and then"][1], -0.2)
     assert roles(1, 1) == ([0], [0])
+    with pytest.raises(ValueError, match="servers=2 of 1 ranks"):
+        roles(1, 2)
 
 
 def test_in_sync_mode_all_take_equally_many_steps():

@@ -63,6 +63,7 @@ def test_what_goes_wrong_there_is_raised_here(n):
         assert seen["then"][0] == seen["a second end"][0] == "nothing" and seen["freed"]
         assert seen["at the end"][:2] == ("KeyError", "'lost'")
         assert "after shutdown()" in seen["after the end"][1]
+        assert seen["a block after the end"][:2] == ("KeyError", "'a block after the end'")
 
 
 def test_a_rank_that_computes_may_serve_now_and_then():

@@ -76,7 +76,7 @@ class ParameterServer:
     ValueError on all ranks for settings that don't fit, Diverged at a worker for a gradient that isn't finite. Once a
     step a worker pushes and pulls the parameters, each padded to 16 elements; the ledger counts that under "send" of
     the axis "rpc", and what goes with it under "envelope": some 400 bytes per request, and 200 per answer.
-    One block at a time. An error that leaves it on one rank is raised on the others too, as a RuntimeError; Diverged
+    A block each, one at a time. An error that leaves it on one rank is raised on the others too, as a RuntimeError; Diverged
     as itself.
     After the block, on all ranks: `history`, the servers' lists of Push; `orders`; `version`, the number of updates of
     server 0's block; and the model has the final values.
@@ -235,6 +235,9 @@ class ParameterServer:
         if ParameterServer.entered and self.comm.size > 1:
             raise RuntimeError("ParameterServer: a block in another one's block would wait for ever, for servers serve "
                                "one at a time: make one ParameterServer of a module that has both models")
+        if self.rpc.is_over:
+            raise RuntimeError("ParameterServer: its block has ended, and nobody serves any more: make another one of "
+                               "the module")
         ParameterServer.entered = True
         return self
 

@@ -85,7 +85,10 @@ class Rpc:
 
     def abandon(self, error):
         """Leave without shutdown(), because of an error: what waits for calls or answers on the other ranks raises a
-        RuntimeError of it, or Diverged. (If nobody catches the error here, it ends the job.)"""
+        RuntimeError of it, or Diverged. (If nobody catches the error here, it ends the job.) After shutdown() nobody
+        waits."""
+        if self.is_over:
+            return
         told = "".join(traceback.format_exception(error))
         left = ((Diverged, str(error)) if isinstance(error, Diverged) else
                 (RuntimeError, f"rank {self.rank} has left {self.comm.name!r} by an error:\n{told}"))
