@@ -39,14 +39,14 @@ def fastest(size, nbytes, costs):
 
 
 def fit(measurements):
-    """The Costs that explain measurements best, of [(name, size, nbytes, seconds)] with at least three different ones.
+    """The Costs that explain measurements best, of [(name, size, nbytes, seconds)].
 
     Least squares of the relative errors, so that microseconds count as much as seconds; a cost that would come out
-    negative is 0. ValueError where all measurements are alike.
+    negative is 0. ValueError where measurements are too few or too much alike to tell the three apart.
     """
     rows = np.array([terms(name, size, nbytes) / seconds for name, size, nbytes, seconds in measurements])
     scale = np.linalg.norm(rows, axis=0)
-    if len(rows) < 3 or not scale.all():
+    if not scale.all() or np.linalg.matrix_rank(rows / scale) < 3:
         raise ValueError(f"{len(rows)} measurements can't tell three costs apart: measure several algorithms on "
                          f"two ranks or more, with short and long arrays")
     used, found = [0, 1, 2], np.zeros(3)

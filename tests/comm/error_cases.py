@@ -49,6 +49,7 @@ def wrong_arguments():
         "byte order": lambda: world.all_reduce(x.astype(">f8")),
         "integer mean": lambda: world.all_reduce(np.zeros(8, "i8"), "mean"),
         "exact max": lambda: world.all_reduce(x, "max", exact=True),
+        "exact max in parts": lambda: world.reduce_scatter(x, np.zeros(8 * n), "max", exact=True),
         "root": lambda: world.broadcast(x, n),
         "root of no number": lambda: world.broadcast(x, 1.0),
         "reduce to": lambda: world.reduce(x, n),
@@ -80,6 +81,7 @@ def wrong_arguments():
         "own count": lambda: world.all_to_all(np.zeros(2 * n), x[:n].copy()),
         "parts": lambda: world.isend_parts([np.zeros(3)], (world.rank + 1) % n),
         "parts of two axes": lambda: world.isend_parts([np.zeros((2, 3), "u1")], (world.rank + 1) % n),
+        "parts to": lambda: world.isend_parts([np.zeros(3, "u1")], n),
         "no parts": lambda: world.isend_parts([], (world.rank + 1) % n),
         "wire": lambda: world.all_reduce(x, algorithm=lambda wire, x, combine: wire.send(x, -1)),
         "wire strided": lambda: world.all_reduce(x, algorithm=lambda wire, x, combine: wire.recv(

@@ -182,5 +182,9 @@ def test_predictions_by_hand():
 def test_too_few_measurements():
     with pytest.raises(ValueError, match="can't tell three costs apart"):
         cost.fit([("ring", 2, 1024, 1e-5)])
-    with pytest.raises(ValueError, match="can't tell"):
-        cost.fit([("ring", 1, 1024, 1e-5)] * 5)
+    two = [("tree", 4, 1024, 1e-5), ("ring", 4, 1 << 20, 1e-3)]
+    # On one rank nothing costs anything; a ring of two adds up half of what it moves, however long the array is.
+    for alike in ([("ring", 1, 1024, 1e-5)] * 5, [("ring", 2, 1024, 1e-5)] * 5, two, two * 3,
+                  [("ring", 2, nbytes, 1e-5 + nbytes * 1e-9) for nbytes in (64, 1024, 1 << 20)]):
+        with pytest.raises(ValueError, match=f"{len(alike)} measurements can't tell"):
+            cost.fit(alike)
