@@ -61,6 +61,8 @@ def wrong_arguments():
         "objects for all": lambda: world.scatter_object([1] * (n + 1), world.rank),
         "negative": lambda: world.send(x, -1),
         "self": lambda: world.send(x, world.rank),
+        "recv from": lambda: world.recv(x, n),
+        "irecv from self": lambda: world.irecv(x, world.rank),
         "tag": lambda: world.recv(x, (world.rank + 1) % n, tag=32767),
         "tag below": lambda: world.send(x, (world.rank + 1) % n, tag=-1),
         "tag of no number": lambda: world.isend(x, (world.rank + 1) % n, tag=1.0),

@@ -30,6 +30,8 @@ EXPECTED = {   # what is wrong: (type, words of the message)
     "objects for all": ("ValueError", "4 objects for 3 ranks"),
     "negative": ("ValueError", "dst=-1", "0 to 2"),
     "self": ("ValueError", "itself"),
+    "recv from": ("ValueError", "recv: src=3", "0 to 2"),
+    "irecv from self": ("ValueError", "irecv: src=", "itself"),
     "tag": ("ValueError", "32767", "32766"),
     "tag below": ("ValueError", "send: tag=-1"),
     "tag of no number": ("ValueError", "isend: tag=1.0"),

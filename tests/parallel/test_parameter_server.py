@@ -243,6 +243,19 @@ def test_misuse_is_named_on_every_rank():
         roles(1, 2)
 
 
+@pytest.mark.parametrize("settings, words", [
+    ({}, "a pull from the parameter servers"),
+    ({"mode": "async", "n_fetch": 2, "local_lr": 0.1}, "ParameterServer.step")], ids=["pull", "local step"])
+def test_a_step_before_backward_is_told(settings, words):
+    model = server_cases.Vector()
+    with ParameterServer(model, server_cases.sgd(0.1), world_of_one(), **settings) as ps:
+        loss = mt.sum(model.w * model.w)
+        loss.backward(retain_graph=True)
+        ps.step()
+        with pytest.raises(RuntimeError, match=words):
+            loss.backward()
+
+
 def test_in_sync_mode_all_take_equally_many_steps():
     server, first, second = crews.call(CASES + "uneven_in_sync", 3)
     assert server is None and first is None

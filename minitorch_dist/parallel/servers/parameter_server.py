@@ -76,8 +76,8 @@ class ParameterServer:
     ValueError on all ranks for settings that don't fit, Diverged at a worker for a gradient that isn't finite. Once a
     step a worker pushes and pulls the parameters, each padded to 16 elements; the ledger counts that under "send" of
     the axis "rpc", and what goes with it under "envelope": some 400 bytes per request, and 200 per answer.
-    A block each, one at a time. An error that leaves it on one rank is raised on the others too, as a RuntimeError; Diverged
-    as itself.
+    A block each, one at a time. An error that leaves it on one rank is raised on the others too, as a RuntimeError;
+    Diverged as itself.
     After the block, on all ranks: `history`, the servers' lists of Push; `orders`; `version`, the number of updates of
     server 0's block; and the model has the final values.
     """
