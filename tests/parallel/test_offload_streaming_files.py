@@ -88,7 +88,8 @@ def test_files_of_another_dtype_or_damaged_are_refused(tmp_path):
     for entry in header.values():
         entry["data_offsets"] = [at - 9 for at in entry["data_offsets"]]
     headers = [text.ljust(size - 8) for text in (
-        b"null", b"[]", whole[8:size].replace(b"dtype", b"dtypo"), json.dumps(header, separators=(",", ":")).encode())]
+        b"null", b"[]", b"{", b"\xff", whole[8:size].replace(b"dtype", b"dtypo"),
+        json.dumps(header, separators=(",", ":")).encode())]
     for damaged in (b"\xff" * 8 + whole[8:], *(whole[:8] + header + whole[size:] for header in headers)):
         (tmp_path / "0.safetensors").write_bytes(damaged)
         with pytest.raises(ValueError, match="0.safetensors .*no file of safetensors"):

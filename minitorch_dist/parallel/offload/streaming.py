@@ -146,13 +146,13 @@ def places_of(file, path, named):
     end = os.fstat(file).st_size
     if 8 + length > end:
         raise ValueError(f"{path} has {end:,} bytes only: it was cut off, or is no file of safetensors")
-    header = json.loads(os.pread(file, length, 8))
     wanted = {name: (STORED[lower(value).dtype.name], list(lower(value).shape), lower(value).nbytes)
               for name, value in named}
     try:
+        header = json.loads(os.pread(file, length, 8))
         there = {name: (entry["dtype"], entry["shape"], entry["data_offsets"][1] - entry["data_offsets"][0])
                  for name, entry in header.items() if name != "__metadata__"}
-    except (AttributeError, LookupError, TypeError):
+    except (AttributeError, LookupError, TypeError, ValueError):
         raise ValueError(f"{path} is no file of safetensors") from None
     if there != wanted:
         odd = sorted(name for name in {*there, *wanted} if there.get(name) != wanted.get(name))
