@@ -301,6 +301,11 @@ def errors():
     attempt("odd part", lambda: cp.ring_attention(q(1, 2, 3, 4), q(1, 2, 3, 4), q(1, 2, 3, 4), world, True))
     attempt("odd part by heads", lambda: cp.ulysses_attention(*[q(1, 2, 3, 4)] * 3, world))
     attempt("shapes", lambda: cp.ring_attention(q(1, 2, 4, 4), q(1, 2, 6, 4), q(1, 2, 6, 4), world))
+    good = (1, 2, 4, 4)
+    for name, shapes in {"axes": [(2, 4, 4)] * 3, "values": (good, good, (1, 2, 6, 4)),
+                         "batch": ((2, 2, 4, 4), good, good), "size": ((1, 2, 4, 3), good, good),
+                         "groups": ((1, 3, 4, 4), good, good), "no groups": (good, (1, 0, 4, 4), (1, 0, 4, 4))}.items():
+        attempt(f"shapes: {name}", lambda shapes=shapes: cp.ring_attention(*(q(*s) for s in shapes), world))
     attempt("heads", lambda: cp.ulysses_attention(q(1, 3, 4, 4), q(1, 3, 4, 4), q(1, 3, 4, 4), world))
     attempt("kv heads", lambda: cp.ulysses_attention(q(1, 4, 4, 4), q(1, 1, 4, 4), q(1, 1, 4, 4), world))
     attempt("heads of a model", lambda: cut(nn.TransformerBlock(6, 3), how="all_to_all"))
