@@ -253,6 +253,10 @@ def parts():
         y = cp.join_sequence(part, world, layout)
         y.backward(mt.tensor(x))        # of each rank's copy
         same = (y.numpy() == x).all() and np.allclose(part.grad.numpy(), world.size * part.numpy())
+        turned = x.swapaxes(1, 2)
+        last = cp.cut_sequence(turned, world, layout, -1)
+        same &= (last == part.numpy().swapaxes(1, 2)).all()
+        same &= (cp.join_sequence(last, world, layout, -1) == turned).all()
         found[layout] = cp.cut_sequence(np.arange(16)[None], world, layout)[0].tolist(), bool(same)
     return found
 

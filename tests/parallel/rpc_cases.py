@@ -38,6 +38,11 @@ def scaled(x, factor):
     return result
 
 
+def number_of(*arrays):
+    """Of elements."""
+    return sum(array.size for array in arrays)
+
+
 def refuse(what):
     raise KeyError(what)
 
@@ -213,6 +218,7 @@ def errors():
     attempt("a lambda", lambda: rpc.rpc_sync(after, lambda: 1))
     attempt("gives a lambda", lambda: rpc.rpc_sync(after, a_lambda))
     attempt("no such rank", lambda: rpc.rpc_sync(world.size, here))
+    attempt("no such owner", lambda: rpc.rref(world.size, "x"))
     attempt("then", lambda: rpc.rpc_sync(after, here))
     rpc.rpc_async(after, refuse, ("lost",))     # nobody waits for it
     attempt("at the end", rpc.shutdown)
@@ -274,9 +280,15 @@ def waits():
 
 
 def traffic():
-    """Bytes by operation of a call with arrays of 80,000 and 800 bytes that gives one of 80,000; this rank's calls."""
+    """(bytes by operation of a call with arrays of 80,000 and 800 bytes that gives one of 80,000, those that go as they
+    are of one with 4,096 and 4,088); this rank's calls."""
     world = comm.world()
-    with ledger.record() as book, begin():
+    with begin():
+        with ledger.record() as book:
+            if world.rank == 0:
+                rpc.rpc_sync(1, np.add, (np.ones((100, 100)), np.ones(100)))
+            rpc.shutdown()
+    with begin(), ledger.record() as short:
         if world.rank == 0:
-            rpc.rpc_sync(1, np.add, (np.ones((100, 100)), np.ones(100)))
-    return {key: n for key, n in book.bytes_sent.items() if key[0] == "rpc"}
+            rpc.rpc_sync(1, number_of, (np.ones(512), np.ones(511)))
+    return {key: n for key, n in book.bytes_sent.items() if key[0] == "rpc"}, short.bytes_sent["rpc", "send"]

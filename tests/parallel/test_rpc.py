@@ -57,6 +57,7 @@ def test_what_goes_wrong_there_is_raised_here(n):
         assert seen["no such rank"][0] == "ValueError" and f"to={n} is no rank" in seen["no such rank"][1]
         assert seen["unread"] == seen["still unread"] == ("KeyError", "'to be read'", seen["unread"][2])
         assert "unpickling" in seen["unread"][2] and "handed on" in seen["handed on"][1]
+        assert seen["no such owner"][0] == "ValueError" and f"owner={n} is no rank" in seen["no such owner"][1]
         assert seen["no tuple"][0] == "TypeError" and "args is a ndarray" in seen["no tuple"][1]
         assert seen["of another"][0] == "TypeError" and "another Rpc ('other')" in seen["of another"][1]
         assert seen["deep"][0] == "RuntimeError" and "50 calls already" in seen["deep"][1]
@@ -83,8 +84,8 @@ def test_who_leaves_a_block_by_an_error_tells_the_others():
 
 
 def test_arrays_travel_as_they_are():
-    sent, answered = crews.call(CASES + "traffic", 2)
-    assert sent["rpc", "send"] == answered["rpc", "send"] == 80_000
+    (sent, short), (answered, _) = crews.call(CASES + "traffic", 2)
+    assert sent["rpc", "send"] == answered["rpc", "send"] == 80_000 and short == 4096       # from 4 KiB on
     assert 800 < sent["rpc", "envelope"] < 1800 and answered["rpc", "envelope"] < 600
 
 
