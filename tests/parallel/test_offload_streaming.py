@@ -15,7 +15,7 @@ from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.parallel.offload import stream_from_disk, streaming
 from tests.crews import crews
 from tests.device.fake_cupy import installed, transfers
-from tests.parallel.test_offload import file_size_limit
+from tests.parallel.test_offload import file_size_limit, held_files
 
 CASES = "tests.parallel.offload_cases:"
 WIDTH, LAYERS = 37, 5
@@ -164,6 +164,23 @@ def test_a_unit_and_those_ahead_are_in_memory(tmp_path, prefetch):
             reads += [name] if kind == "read" else []
             assert len(alive) <= 1 + prefetch
         assert reads == [str(i) for i in range(LAYERS)] and not alive
+
+
+def test_a_unit_stays_while_one_inside_of_it_runs(tmp_path):
+    model = Odd()
+    stream_from_disk(model, tmp_path, 0, model.units())
+    with ledger.record() as book:
+        outputs(model)
+    at = book.events.index(("read", "outer"))
+    assert book.events[at:at + 4] == [("read", "outer"), ("read", "outer.1"), ("free", "outer.1"), ("free", "outer")]
+
+
+def test_files_are_open_as_long_as_the_model_lives(tmp_path):
+    model = stream_from_disk(net(), tmp_path)
+    outputs(model)
+    assert len(held_files(tmp_path)) == LAYERS
+    del model
+    assert held_files(tmp_path) == []
 
 
 def test_memory_as_python_counts_it(tmp_path):
