@@ -50,7 +50,7 @@ class LocalEngine:
         """Nobody to meet."""
 
     def split(self, color, key):
-        return LocalEngine()
+        return None if color is None else LocalEngine()
 
     def free(self):
         """There is nothing."""

@@ -177,6 +177,11 @@ def test_groups(nodes):
     ]
 
 
+def test_groups_of_a_rank_alone():
+    alone = Communicator(LocalEngine(), "alone")
+    assert alone.split(None) is None and (alone.split(7).name, alone.split(7).size) == ("alone/7", 1)
+
+
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_bytes_in_the_ledger_are_the_formulas(n):
     values = crews.call(CASES + "counted", n)
