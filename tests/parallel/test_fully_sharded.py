@@ -244,7 +244,8 @@ def test_what_is_refused(n):
         "ddp inside": "belongs to one already", "to": "lives in the flat buffer"}
     expected = {
         "optimizer before": "ValueError.*0.weight.*optimizer's flat buffer", "stage": "stage=4",
-        "stranger": "Linear is none", "never called": "0 is only there to hold others",
+        "stranger": "fully_shard: units.*Linear is none",
+        "never called": "fully_shard: units.*0 is only there to hold others",
         "nothing to train": "no parameter that requires grad",
         "half": "weight .float16.*can't be summed", "no_sync": "no_sync in exact mode",
         "stages differ": "fully_shard: the ranks have wrapped different models.*stage=1" if n > 1 else "nothing",

@@ -308,6 +308,8 @@ def test_what_is_refused(tmp_path):
         stream_from_disk(net(), tmp_path, -1)
     with pytest.raises(ValueError, match="no children with parameters"):
         stream_from_disk(nn.Linear(2, 2), tmp_path)
+    with pytest.raises(ValueError, match="stream_from_disk: units must be modules of the model; Tanh is none"):
+        stream_from_disk(net(), tmp_path, units=[nn.Tanh()])
     (tmp_path / "file").touch()
     for folder, values, error, words in (
             (tmp_path / "file" / "x", None, OSError, "can't be written here"),

@@ -69,7 +69,7 @@ def stream_from_disk(module, folder, prefetch=1, units=None, values=None, comm=N
     if units is None:
         units = default_units(module, either) or [
             m for m in module._modules.values() if any(True for _ in m.parameters())]
-    groups = group(module, units, either)
+    groups = group(module, units, either, caller="stream_from_disk")
     streamed = [found for found in groups if found[0] is not None]
     if not streamed:
         raise ValueError("stream_from_disk: the model has no children with parameters: pass the modules that shall "
