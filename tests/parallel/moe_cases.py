@@ -425,6 +425,8 @@ def errors():
     with mt.no_grad():
         attempt("no gradients", lambda: divided()(tokens))
     attempt("evaluated", lambda: divided().eval()(tokens))
+    attempt("no rows", lambda: ep.parted(ep.joined((mt.tensor(np.zeros((0, 3, 4))), mt.tensor(0.5)))))
+    found["plans"] = ep.plan_of(nn.MoE(4, 4, 2)), ep.plan_of(nn.Sequential(nn.Linear(4, 4), nn.MoE(4, 4, 2)))
     return found
 
 

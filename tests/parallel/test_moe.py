@@ -151,8 +151,10 @@ def test_what_would_be_another_curve_raises():
         "on parts": ("TypeError", "is a MoE, which looks at several positions at once"),
         "mlp": ("TypeError", "mlp is a FeedForward; 'experts' cuts a MoE"),
         "tensor parallel": ("ValueError", "of 16 along axis 0"), "no gradients": None, "evaluated": None,
+        "no rows": None,
     }
     for found in crews.call(CASES + "errors", 2):
+        assert found.pop("plans") == ({}, {"1": "experts"})
         assert set(found) == set(expected)
         for name, said in expected.items():
             if said is None:
