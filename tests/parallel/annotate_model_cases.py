@@ -11,6 +11,7 @@ import minitorch_dist as mt
 from minitorch_dist import backend, comm, ledger, nn, optim
 from minitorch_dist.autodiff.primitive import Primitive, bind
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard
+from minitorch_dist.parallel.context import context_parallel
 from minitorch_dist.parallel.sharding import annotate as a
 from minitorch_dist.parallel.sharding import choice, rules
 from minitorch_dist.parallel.sharding.running import operand
@@ -282,6 +283,7 @@ def errors():
     attempt("no dict", lambda: a.shard_parameters(mlp(), mesh, {} if world.rank else ["0.weight"]))
     attempt("sharded fully", lambda: fully_shard(a.shard_parameters(mlp(), mesh, {}), mesh["tp"]))
     attempt("in parallel", lambda: parallelize_module(a.shard_parameters(mlp(), mesh, {}), mesh["tp"], {"0": "column"}))
+    attempt("in context", lambda: context_parallel(a.shard_parameters(nn.TransformerBlock(4, 2), mesh, {}), mesh["tp"]))
     attempt("other shape", lambda: a.load_full_state_dict(
         a.shard_parameters(mlp(), mesh, {"*.weight": COLUMN}), mlp().state_dict() | {"0.weight": np.ones((7, 9))}))
     attempt("wrapped", lambda: DistributedDataParallel(a.shard_parameters(mlp(), mesh, {}), mesh["tp"]))

@@ -190,6 +190,7 @@ def test_errors_say_what_to_do():
         "again": ("RuntimeError", "0.weight, 0.bias, 3.weight, 3.bias lies on a mesh already"),
         "no dict": ("TypeError ValueError", "must be a dict"),     # (on the rank where it happens, on others)
         "sharded fully": ("ValueError", "lies on a mesh, where gradients are summed already: leave fully_shard out"),
+        "in context": ("ValueError", "annotated, the batch can be cut along time, as in annotate.split(x, 1"),
         "in parallel": ("ValueError", "parallelize_module: 0.weight, 0.bias, 3.weight, 3.bias of this model lies on a"),
         "other shape": ("ValueError", "0.weight has shape (14, 9), the values have shape (7, 9)"),
         "one section": ("ValueError", "Shard(0, (4,)): one section is the dimension: leave it out"),
