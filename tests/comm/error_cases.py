@@ -4,6 +4,7 @@ import numpy as np
 
 from minitorch_dist import comm
 from minitorch_dist.comm.state import state
+from minitorch_dist.comm.together import together
 
 from .cases import placed
 
@@ -117,6 +118,22 @@ def wrong_arguments():
         except (TypeError, ValueError) as error:
             messages[name] = type(error).__name__, str(error)
     return messages
+
+
+def together_by_one():
+    """{kind: what this rank is told where only the last one's work raises it}, and what its work gives otherwise."""
+    world, told = comm.world(), {}
+
+    def work(kind=None):
+        if kind is not None and world.rank == world.size - 1:
+            raise kind("of one rank")
+        return world.rank
+    for kind in (OSError, ValueError, MemoryError):
+        try:
+            told[kind.__name__] = together(world, lambda kind=kind: work(kind))
+        except kind as error:
+            told[kind.__name__] = str(error)
+    return told, together(world, work)
 
 
 def short_message():

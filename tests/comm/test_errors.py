@@ -77,6 +77,11 @@ def test_wrong_arguments():
                 assert word in messages[name][1], (name, messages[name])
 
 
+def test_what_one_ranks_work_raises_all_raise():
+    for rank, found in enumerate(crews.call(CASES + "together_by_one", 3)):
+        assert found == (dict.fromkeys(("OSError", "ValueError", "MemoryError"), "of one rank"), rank)
+
+
 def test_a_message_of_another_size():
     _, message = ranks.call(CASES + "short_message", 2)
     assert "40 bytes" in message and "48" in message and "float64[6]" in message

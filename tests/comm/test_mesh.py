@@ -1,5 +1,8 @@
 """DeviceMesh: who talks to whom, by hand, and what doesn't make a mesh."""
 
+import copy
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -20,8 +23,25 @@ def test_every_axis_has_its_communicators():
         assert set(sent) == set(sums) and text.startswith("DeviceMesh(dp=2, pp=1, tp=2)\n")
 
 
+def test_ranks_of_one_color_differ_along_the_named_axes_alone():
+    """Of twelve ranks, each by itself: who passes the same color."""
+    groups = {}
+    for rank in range(12):
+        def split(color, name):
+            groups.setdefault(name, {}).setdefault(color, []).append(rank)  # noqa: B023
+            return SimpleNamespace()
+        mesh = DeviceMesh(SimpleNamespace(rank=rank, size=12, split=split), a=2, b=3, c=2)
+        assert mesh["a", "c"].axes == {"a": mesh["a"], "c": mesh["c"]} and mesh["b"].axes == {}
+    grid = np.arange(12).reshape(2, 3, 2)
+    wanted = {"a": grid.transpose(1, 2, 0).reshape(6, 2), "b": grid.transpose(0, 2, 1).reshape(4, 3),
+              "c": grid.reshape(6, 2), "a,c": grid.transpose(1, 0, 2).reshape(3, 4)}
+    assert {name: sorted(each.values()) for name, each in groups.items()} == \
+        {name: sorted(rows.tolist()) for name, rows in wanted.items()}
+
+
 def test_one_process_is_a_mesh_too():
     mesh = DeviceMesh(dp=1, tp=-1)
+    assert copy.copy(mesh)["dp"] is mesh["dp"]
     assert mesh.axes == {"dp": 1, "tp": 1} and mesh["tp"].size == mesh["dp", "tp"].size == 1
     x = np.ones(3)
     mesh["tp"].all_reduce(x)
