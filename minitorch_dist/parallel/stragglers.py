@@ -18,7 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..backend import is_whole
 from ..comm.state import state
+from ..optim.settings import check_settings
 from ..tables import aligned
 
 FACTOR = 1.3        # times the median of the others: slow
@@ -55,10 +57,13 @@ class Stragglers:
     peers   the Communicator of those with the same work, of comm's, in each of which ranks are compared (default: comm;
             a pipeline's stages take their time, and those who share its samples should take the same). Collective
 
-    From its making on, this process's waits are timed. One at a time.
+    From its making on, this process's waits are timed. One at a time. ValueError for every or factor that would never
+    tell anything, or always.
     """
 
     def __init__(self, comm, every, factor=FACTOR, peers=None):
+        check_settings(every=(every, is_whole(every) and every > 0, "a whole number of steps, 1 or more"),
+                       factor=(factor, factor >= 1, "at least 1"))
         self.comm, self.every, self.factor = comm, every, factor
         self.groups = [range(comm.size)] if peers is None else _groups(comm, peers)
         self.computing, self.waiting = [], []

@@ -4,8 +4,9 @@ import time
 
 import pytest
 
+from minitorch_dist.comm.communicator import world_of_one
 from minitorch_dist.comm.state import RankState
-from minitorch_dist.parallel.stragglers import Report, slow
+from minitorch_dist.parallel.stragglers import Report, Stragglers, slow
 from tests.crews import crews
 
 CASES = "tests.parallel.stragglers_cases:"
@@ -45,6 +46,14 @@ def test_a_pipelines_stages_are_compared_each_for_itself(seconds, slow_ranks):
     """Ranks 0 and 2 are the first, 1 and 3 the second, which takes three times as long."""
     for found, _ in crews.call(CASES + "reports", 4, (seconds, 6, 6, "auto", 2)):
         assert set(found[-1].slow) == slow_ranks
+
+
+@pytest.mark.parametrize("settings, words", [
+    ({"every": 0}, "every is 0; it must be a whole number of steps, 1 or more"), ({"every": 2.5}, "every is 2.5"),
+    ({"every": 5, "factor": 0.9}, "factor is 0.9; it must be at least 1")], ids=str)
+def test_what_would_never_tell_anything_or_always_is_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        Stragglers(world_of_one(), **settings)
 
 
 def test_as_a_table():
