@@ -78,7 +78,7 @@ no-mpirun = install one (sudo apt install openmpi-bin) or load your cluster's mo
 test: $(STAMP) $(TRITON)  ## run the tests, those with several ranks and Triton's kernels (without a GPU) included
 	$(run) -m pytest -q --quick$(if $(TEST_FLAGS), $(TEST_FLAGS)) tests
 
-test-all: $(STAMP) $(TRITON)  ## run every case of every test, as CI does: some four times as long
+test-all: $(STAMP) $(TRITON)  ## run every case of every test, as CI does: nearly five times as long
 	$(run) -m pytest -q$(if $(TEST_FLAGS), $(TEST_FLAGS)) tests
 
 triton: $(TRITON)  ## install Triton (650 MB), for the kernels' tests and chapters 13 and 26

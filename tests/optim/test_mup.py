@@ -185,7 +185,8 @@ def changes(make, widths, kind, lr, inputs, labels, wide):
     return np.polyfit(np.log(widths), np.log(moved), 1)[0]
 
 
-@pytest.mark.parametrize("kind, lr, grown", [(optim.Adam, 0.01, (0.8, 0.8)), (optim.SGD, 0.1, (-0.3, 0.15))])
+@pytest.mark.parametrize("kind, lr, grown", [
+    (optim.Adam, 0.01, (0.8, 0.8)), (optim.Lion, 0.01, (0.7, 0.7)), (optim.SGD, 0.1, (-0.3, 0.15))])
 def test_coordinate_check_of_an_mlp(kind, lr, grown):
     """Appendix D.1: what three steps change is of one size at any width; otherwise it grows, or shrinks."""
     random = np.random.default_rng(0)
