@@ -60,11 +60,10 @@ def turns(case, got, path):
         axes.axhspan(-1, 1, color="#eef2f6", zorder=0)
         worst.append(np.abs(off).max())
     panels[0].set_ylabel("samples more than the share")
-    panels[0].legend(frameon=False, fontsize=8, loc="lower left")
+    panels[0].legend(frameon=False, fontsize=8, loc="upper left")       # nothing of yours is above 1
     save(figure, path)
     return (f"{' '.join('wcb'[i] for i in order)} (web, code, book): never more than {worst[0]:.2f} samples from a "
-            f"share. "
-            f"Shuffled, twelve by twelve: up to {worst[1]:.2f}")
+            f"share. Shuffled, twelve by twelve: up to {worst[1]:.2f}")
 
 
 def run(case, got, path):
