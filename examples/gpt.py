@@ -24,6 +24,7 @@ from minitorch_dist.data.text import IGNORED, Windows, addition, read_text
 from minitorch_dist.nn.decoding import COLDEST
 from minitorch_dist.nn.transformer import FAMILIES
 from minitorch_dist.parallel import DistributedDataParallel
+from minitorch_dist.qk_clip import QKClip
 
 TEXT = {"length": 64, "layers": 4, "heads": 4, "dim": 128, "batch_size": 16, "steps": 3000, "lr": 1e-3}
 ADDITION = {"length": 8, "layers": 2, "heads": 4, "dim": 64, "batch_size": 128, "steps": 2000, "lr": 3e-3}
@@ -43,6 +44,7 @@ RANGES = {
         ("temperature",),
     ("above 0, up to 1", lambda value: 0 < value <= 1): ("top_p",),
     program.PROBABILITY: ("dropout", "attention_dropout"),
+    program.MORE_THAN_0: ("qk_clip",),
 }
 
 
@@ -217,6 +219,9 @@ def parse(argv):
     p.add_argument("--clip", type=float, default=1.0, help="greatest global norm of the gradients")
     p.add_argument("--z-loss", type=float, default=0.0, help="weight of log² Σ exp(logits), say 1e-4: logits that "
                    "drift are brought back")
+    p.add_argument("--qk-clip", type=float, metavar="SCORE", help="the greatest that attention's scores may come to, "
+                   "say 100: after each step heads above it get smaller weights; with the norms of --qk-norm there is "
+                   "nothing to clip")
     p.add_spikes()
     p.add_argument("--amp", choices=["float16", "bfloat16"],
                    help="mixed precision: autocast and, in float16, a GradScaler")
@@ -267,6 +272,16 @@ def logits(model, inputs):
     return model(*apart(inputs)) if inputs.ndim == 3 else model(inputs)
 
 
+def clipped(clip, spike):
+    """A step is done, or left out: clip its scores, and say in the history how large they were, and of how many heads
+    they were too large."""
+    if spike:
+        clip.forget()
+        return {}
+    scores = clip.step()
+    return {"greatest_score": scores.greatest, "heads_clipped": len(scores.clipped)}
+
+
 def validation_loss(model, task, world):
     """Mean loss per target of the held-back samples; ranks share fixed chunks, sums are added in one order."""
     device = next(model.parameters()).device
@@ -307,19 +322,20 @@ def prepare(args, world):
     args.warmup = program.warmup(args.warmup, 100, args.steps)
     schedule = optim.LambdaLR(optimizer, optim.SCHEDULES[args.schedule](args.steps, args.warmup, final=0.1))
     losses = partial(loss_sum, z_loss=args.z_loss)
+    clip = QKClip(model, args.qk_clip) if args.qk_clip else None
     checks = Checks(args, world, model, args.steps, losses, seed=args.seed, amp=args.amp)
     settings = {name: value for name, value in vars(args).items() if name not in OUTSIDE} | {"data_crc32": task.crc32}
     run = training.Run(args.out, world, settings, args.resume, args.async_save, bool(args.save_every))
     scaler = optim.GradScaler(comm=world) if args.amp == "float16" else None
     spikes = optim.SpikeGuard(args.skip_spikes) if args.skip_spikes else None
     run.restore(model, optimizer, schedule, scaler, **{"spikes": spikes} if spikes else {})
-    return task, loader, model, losses, optimizer, schedule, scaler, spikes, checks, run, use
+    return task, loader, model, losses, optimizer, schedule, scaler, spikes, clip, checks, run, use
 
 
 def train(args, world):
     """Train, sample, and return the summary."""
     with program.usage_errors("gpt.py"):
-        task, loader, model, losses, optimizer, schedule, scaler, spikes, checks, run, use = prepare(args, world)
+        task, loader, model, losses, optimizer, schedule, scaler, spikes, clip, checks, run, use = prepare(args, world)
     stop, curve = False, run.facts.get("validation", [])
     with run, program.Progress(world, args.steps) as progress, program.Interrupt() as interrupt:
         progress.say(f"{task.name}: {len(task.inputs):,} samples, {len(task.vocabulary)} characters; "
@@ -336,9 +352,11 @@ def train(args, world):
                                              units=task.units, clip=args.clip, stop=interrupt.wanted, amp=args.amp,
                                              scaler=scaler, spikes=spikes)
             schedule.step()
-            run.log(loss, epoch, batch.count, begin)
+            spike = spikes.at(run.step + 1) if spikes else None
+            more = clipped(clip, spike) if clip else {}
+            run.log(loss, epoch, batch.count, begin, **more)
             progress.step(loss)
-            if spikes and (spike := spikes.at(run.step)):
+            if spike:
                 progress.say(str(spike))
             last = stop or run.step == args.steps
             if last or run.step % args.eval_every == 0:

@@ -213,14 +213,15 @@ class Run:
                 f"; the checkpoint of step {steps[-1]:,} stays, and may already be too far off" if steps else "")
             raise divergence.Diverged(f"{error}\n{kept}") from None
 
-    def log(self, loss, epoch, count, begin):
-        """A step is done: `count` samples, started at time.perf_counter() == begin."""
+    def log(self, loss, epoch, count, begin, **more):
+        """A step is done: `count` samples, started at time.perf_counter() == begin. more: what else its line in the
+        history says, {name: what JSON can hold}."""
         seconds = time.perf_counter() - begin
         self.busy += seconds
         self.step, self.samples = self.step + 1, self.samples + count
         self.loss = loss
         if self.history:
-            line = {"step": self.step, "epoch": epoch, "loss": loss, "samples": self.samples}
+            line = {"step": self.step, "epoch": epoch, "loss": loss, "samples": self.samples, **more}
             with _named(self.history.name):
                 self.history.write(json.dumps(line) + "\n")
             self.step_log.done(seconds)

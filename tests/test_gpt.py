@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -81,6 +82,26 @@ def test_a_z_loss_is_added(tmp_path):
     flags = [*TINY, "--steps", "2", "--warmup", "1", "--skip-spikes"]
     plain, added = (train(tmp_path, 1, *flags, "--z-loss", weight)[1][0]["loss"] for weight in ("0", "0.5"))
     assert plain == pytest.approx(np.log(12), rel=0.05) and added == pytest.approx(plain + np.log(12)**2 / 2, rel=0.05)
+
+
+def test_scores_are_clipped_and_told(tmp_path):
+    """In exact mode alike on two ranks; compiled, too; and not where a step is left out."""
+    flags = [*TINY, "--exact", "--qk-clip", "0.001"]
+    (alone, first, _, _), (together, second, _, _) = (train(tmp_path, n, *flags, env=threads(n)) for n in (1, 2))
+    assert first == second and alone["parameters_sha256"] == together["parameters_sha256"]
+    assert all(0.001 < line["greatest_score"] < 0.5 and 1 <= line["heads_clipped"] <= 2 for line in first)
+    told, free, _, _ = train(tmp_path, 1, *TINY, "--exact", "--qk-clip", "1e9", env=threads(1))
+    assert told["parameters_sha256"] == train(tmp_path, 1, *TINY, "--exact")[0]["parameters_sha256"]
+    assert free[0]["greatest_score"] == first[0]["greatest_score"] and not any(line["heads_clipped"] for line in free)
+    assert told["parameters_sha256"] != alone["parameters_sha256"]
+    compiled = train(tmp_path, 1, *TINY, "--compile", "--qk-clip", "0.001")[1]
+    np.testing.assert_allclose([line["greatest_score"] for line in compiled],
+                               [line["greatest_score"] for line in first], rtol=1e-4)
+    spiky, lines, _, _ = train(tmp_path, 1, *TINY, "--steps", "80", "--qk-clip", "0.001", "--skip-spikes", "0.01")
+    without = [line["step"] for line in lines if "greatest_score" not in line]
+    assert without == spiky["left_out"] and 1 < len(without) < 20
+    clip = mock.Mock()      # of a step that is left out the scores are forgotten
+    assert runpy.run_path(str(GPT))["clipped"](clip, "a spike") == {} and clip.mock_calls == [mock.call.forget()]
 
 
 @pytest.mark.parametrize("n", [1, 2])

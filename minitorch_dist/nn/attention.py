@@ -3,9 +3,10 @@
 import math
 
 from ..autodiff import ops
-from ..autodiff.modes import no_grad
+from ..autodiff.modes import is_recomputing, no_grad
+from ..autodiff.ops.attention import greatest_scores
 from ..autodiff.primitive import lower
-from ..backend import module_of, number, xp
+from ..backend import assign, module_of, number, to_device_of, xp
 from . import init
 from .decoding import by_position
 from .layers import Dropout, Linear
@@ -32,13 +33,15 @@ class MultiHeadAttention(Module):
     sinks       whether each head has one, learned, 0 at first; the same there
     context     None, or who knows which positions x has, where it is a part of the sequence, and where the others' keys
                 are: positions(time) and, called (q, k, v, causal, scale, documents, window, sinks= and dropped= if
-                there are some, the latter where it `drops`), attention; see parallel/context/context.py
+                there are some, the latter where it `drops`, note= if scores are looked at, and it `watches`),
+                attention; see parallel/context/context.py
     scale       what scores are multiplied by, besides what rotary may add; None: 1/√(dim/heads)
     Sources: Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries); Jiang et al. 2023, "Mistral 7B" (windows);
     Henry et al. 2020, "Query-key normalization"; Qwen Team 2025, "Qwen3" (qk_norm as here).
     """
 
     context = scale = window = rotary = None
+    greatest = None     # (heads,) where somebody wants the greatest score of each in a step's forwards (qk_clip.py)
     q_norm = k_norm = dropout = sinks = None
     keeps = "keys"      # and values, in a KeyValueCache
 
@@ -123,15 +126,27 @@ class MultiHeadAttention(Module):
     def forward(self, x, documents=None, mask=None):
         if mask is not None:
             self._check_whole("a mask")
-        dropped = self._dropped()
+        dropped, watched = self._dropped(), self._watched()
         q, k, v = self._queries_keys_values(x, documents)
         if self.context is None:
             y = ops.scaled_dot_product_attention(q, k, v, mask, dropped, is_causal=self.causal, scale=self._scale(),
                                                  documents=documents, window=self.window, **self._more())
+            if watched:
+                self._note(greatest_scores(q, k, mask, self.causal, self._scale(), documents, self.window))
         else:
-            more = self._more() | ({"dropped": dropped} if dropped else {})
+            more = self._more() | ({"dropped": dropped} if dropped else {}) | ({"note": self._note} if watched else {})
             y = self.context(q, k, v, self.causal, self._scale(), documents, self.window, **more)
         return self._merged(y)
+
+    def _watched(self):
+        """Whether somebody wants to know how large the scores of this forward are."""
+        return (self.greatest is not None and self.training and not is_recomputing()
+                and (self.context is None or self.context.watches))
+
+    def _note(self, scores):
+        """The heads' greatest scores, (heads,)."""
+        self.greatest = to_device_of(self.greatest, lower(scores))
+        assign(self.greatest, xp.maximum(self.greatest, lower(scores)))
 
     def _more(self):
         """What attention takes besides, by name, where there is any."""

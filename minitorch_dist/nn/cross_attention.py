@@ -11,6 +11,7 @@ Source: Vaswani et al. 2017, 3.2.3 ("encoder-decoder attention").
 
 from ..autodiff import ops
 from ..autodiff.modes import no_grad
+from ..autodiff.ops.attention import greatest_scores
 from ..autodiff.primitive import lower
 from ..backend import xp
 from . import init
@@ -77,6 +78,8 @@ class CrossAttention(MultiHeadAttention):
     @by_position
     def forward(self, x, memory, mask=None):
         q, k, v = self._queries_keys_values(x, memory)
+        if self._watched():
+            self._note(greatest_scores(q, k, mask, scale=self._scale()))
         return self._merged(ops.scaled_dot_product_attention(q, k, v, mask, self._dropped(), scale=self._scale()))
 
     def extra_repr(self):

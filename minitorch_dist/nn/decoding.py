@@ -166,7 +166,7 @@ class KeyValueCache:
 class _Places:
     """Which positions the tokens of this read have."""
 
-    drops = False       # weights: nobody trains here
+    drops = watches = False     # weights, scores: nobody trains here
 
     def __init__(self, cache):
         self.cache = cache

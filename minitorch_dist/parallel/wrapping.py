@@ -219,6 +219,18 @@ def check_not_annotated(module, wrapper, instead=None):
                          f"already: {instead}")
 
 
+def sharing_a_batch(model, name):
+    """The Communicator over which a wrapper in the model sums gradients, for what is called `name`. ValueError where
+    there is none, and several ranks."""
+    for m in model.modules():
+        if isinstance(m, ReducingModule):
+            return m.comm
+    if (world := communication.world()).size > 1:
+        raise ValueError(f"{name}: which of the {world.size} ranks have samples of one batch? Give their comm, or the "
+                         "model in its DistributedDataParallel or fully_shard")
+    return world
+
+
 def check_alone(module, wrapper):
     """ValueError if a rank can't go through the module by itself, because others must answer its messages."""
     check_not_annotated(module, wrapper, f"{wrapper} wants a model that each rank has whole")

@@ -12,7 +12,7 @@ by_id = pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.id)
 
 
 def test_every_entry_has_a_sample():
-    assert entries() == entries() & ({s.covers for s in SAMPLES} | CONSTANT)
+    assert entries() == entries() & ({s.covers for s in SAMPLES} | CONSTANT.keys())
 
 
 def test_samples_run_the_entry_that_they_cover():
@@ -174,7 +174,7 @@ def test_inputs_of_any_memory_layout_give_the_same_gradients(sample):
 
 @pytest.mark.parametrize("name", sorted(CONSTANT))
 def test_constants_pass_no_gradient(name):
-    function = getattr(mt, name)
+    function = CONSTANT[name]
     two = len(mt.OPS[name].inputs) == 2
     x = mt.tensor(np.array([1.5, -0.5]), requires_grad=True)
     assert not (function(x, x * 2) if two else function(x)).requires_grad

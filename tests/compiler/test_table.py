@@ -46,7 +46,7 @@ def constants():
     y = np.random.default_rng(1).integers(-3, 4, 7) * 0.5 + 0.25 * (np.arange(7) % 2)
     for name in sorted(CONSTANT):
         two = len(mt.OPS[name].inputs) == 2
-        yield name, getattr(mt, name), (x, y) if two else (x,)
+        yield name, CONSTANT[name], (x, y) if two else (x,)
 
 
 def test_every_entry_is_held():

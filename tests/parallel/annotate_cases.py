@@ -6,6 +6,7 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import backend, comm, ledger
+from minitorch_dist.autodiff.ops.attention import greatest_scores
 from minitorch_dist.autodiff.primitive import lower
 from minitorch_dist.parallel.sharding import annotate as a
 from minitorch_dist.parallel.sharding import rules
@@ -264,6 +265,21 @@ def extrema():
             with ledger.record() as book:
                 y = getattr(mt, name)(made, axis)
             found.append((name, axis, y.numpy(), getattr(np, name)(dense, axis), book.total_bytes_sent()))
+    return found
+
+
+def scores():
+    """[(what was cut, the greatest scores of grouped heads, all of them by NumPy, bytes sent)], each dimension cut."""
+    mesh, found = comm.DeviceMesh(tp=-1), []
+    q, k = values((2, 4, 6, 4), 1), values((2, 2, 6, 4), 2)
+    every = np.einsum("bhtd,bhsd->bhts", q, np.repeat(k, 2, 1)) / 2
+    for causal in (False, True):
+        dense = np.where(np.tri(6) > 0, every, -np.inf) if causal else every
+        for which, dim in itertools.product("qk", range(4)):
+            one, other = ((a.split(x, dim, mesh["tp"]) if which == name else x) for name, x in (("q", q), ("k", k)))
+            with ledger.record() as book:
+                y = greatest_scores(one, other, is_causal=causal)
+            found.append(((which, dim, causal), y.numpy(), dense.max(axis=(0, 2, 3)), book.total_bytes_sent()))
     return found
 
 

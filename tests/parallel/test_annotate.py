@@ -250,6 +250,17 @@ def test_extrema_of_parts_send_one_number_per_result():
                 assert sent == (0 if axis == 1 else expected.nbytes), (name, axis)
 
 
+def test_the_greatest_scores_of_parts_send_one_number_per_head():
+    """Where batch or time are cut; heads stay apart, what is summed, and sources, are made whole first."""
+    for found in crews.call(CASES + "scores", 2):
+        for what, got, expected, sent in found:
+            np.testing.assert_allclose(got, expected, rtol=1e-13, err_msg=str(what))
+            if what[:2] in (("q", 0), ("k", 0), ("q", 2)) and what != ("q", 2, True):
+                assert sent == expected.nbytes, what
+            if what[:2] in (("q", 1), ("k", 1)):
+                assert sent == 0, what
+
+
 def test_sums_of_parts_are_what_their_narrow_dtypes_make_of_the_whole():
     for bools, integers, product, gradient in crews.call(CASES + "narrow", 2):
         np.testing.assert_array_equal(*bools)

@@ -36,6 +36,7 @@ from .shape import concatenate, reshape, swap_last
 
 ALL, CAUSAL = (None, None), (None, 0)
 FEWEST = 64         # queries at a time: fewer would be more calls of NumPy than work
+AT_ONCE = 1 << 20   # scores that are made only to be looked at
 
 
 def band_of(is_causal, window):
@@ -70,10 +71,17 @@ def pieces(times, sources, band):
     if left is None or right is None:
         return []
     size = max(FEWEST, left + right + 1)
-    if size + left + right >= sources:
-        return []
+    return [] if size + left + right >= sources else strips(times, sources, band, size)
+
+
+def strips(times, sources, band, size):
+    """[(queries, sources, band)]: `size` queries at a time, with all that the band lets them see, and the band in
+    there."""
+    left, right = band
     cut = [(slice(first, min(first + size, times)),
-            slice(max(0, first - left), max(0, min(first + size + right, sources)))) for first in range(0, times, size)]
+            slice(0 if left is None else max(0, first - left),
+                  sources if right is None else max(0, min(first + size + right, sources))))
+           for first in range(0, times, size)]
     return [(rows, columns, part_of_band(band, rows, columns)) for rows, columns in cut if columns.start < columns.stop]
 
 
@@ -191,6 +199,34 @@ def _attend_pullback(ct, wanted, q, k, v, scale, p):
 
 _attention = Primitive("attention", _forward, "q k v", "mask documents band scale", aux=True,
                        definition=_definition, pullback=_pullback)
+
+
+def greatest_in(q, k, mask, documents, band, scale):
+    """greatest_scores of arrays, some queries at a time."""
+    (batch, heads, times, _), sources = q.shape, k.shape[2]
+    kind = xp.promote_types(result_type(q, k), xp.float32)
+    found = module_of(q).full(heads, -xp.inf, kind)
+    mask = None if mask is None else xp.broadcast_to(mask, (batch, heads, times, sources))
+    size = max(FEWEST, AT_ONCE // max(1, batch * heads * sources))
+    for rows, columns, part in strips(times, sources, band, size) if batch else ():
+        numbers = documents and (documents[0][:, rows], documents[1][:, columns])
+        q_here, k_here = (x.astype(kind, copy=False) for x in (q[:, :, rows], k[:, :, columns]))
+        seen = allowed(q_here, k_here, None if mask is None else mask[:, :, rows, columns], numbers, part)
+        xp.maximum(found, masked_scores(q_here, k_here, seen, scale).max(axis=(0, 2, 3)), out=found)
+    return found
+
+
+_greatest_scores = Primitive("greatest_scores", greatest_in, "q k", "mask documents band scale")
+
+
+def greatest_scores(query, key, attn_mask=None, is_causal=False, scale=None, documents=None, window=None):
+    """Of each head the greatest of the scores that scaled_dot_product_attention looks at, with the same arguments (not
+    checked here): (heads,), float32 at least; constants. -inf of a head that looks at nothing. What floats as attn_mask
+    add is left out."""
+    mask, _ = _mask_and_bias(attn_mask, query, (*query.shape[:3], key.shape[2]))
+    documents = documents if documents is None else (numbered(documents, (query.shape[0], query.shape[2])),) * 2
+    scale = 1 / math.sqrt(query.shape[3]) if scale is None else number(scale)
+    return bind(_greatest_scores, (query, key), (mask, documents, band_of(is_causal, window), scale))
 
 
 def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,

@@ -27,10 +27,11 @@ Each rank has tokens of its own, so gradients are summed over these ranks as ove
 Sources: see ring_attention.py; Jacobs et al. 2023, "DeepSpeed Ulysses" (all_to_all).
 """
 
+import math
 from dataclasses import is_dataclass, replace
 
 from ...autodiff import ops
-from ...autodiff.ops.attention import band_of, numbered
+from ...autodiff.ops.attention import band_of, greatest_scores, numbered
 from ...autodiff.ops.shape import inverse
 from ...autodiff.primitive import lower
 from ...backend import to_device_of
@@ -100,10 +101,11 @@ def _in_order(x, ranks, layout, axis, back=False):
 # ---------------------------------------------------------------- attention by heads
 
 def ulysses_attention(query, key, value, comm, causal=False, layout="zigzag", scale=None, documents=None,
-                      window=None, dropped=None, sinks=None):
+                      window=None, dropped=None, sinks=None, note=None):
     """ring_attention's arguments and result, by four all-to-alls: of query, key, value, and of the result.
 
     dropped    None, or what drops weights of a rank's share of the heads, (batch, heads/N, time, time)
+    note       None, or who is told the greatest score of each head, (heads,); -inf of those of other ranks
     sinks      None, or all heads' (heads,), as of scaled_dot_product_attention
     ValueError unless the ranks can share heads and kv_heads equally. Backward keeps what attention of whole sequences
     keeps, of heads/N heads. Collective.
@@ -115,7 +117,11 @@ def ulysses_attention(query, key, value, comm, causal=False, layout="zigzag", sc
         documents = numbered(documents, (query.shape[0], comm.size * query.shape[TIME]))
     what = settings(band_of(causal, window), scale, layout, documents)
     q, k, v = (_part_of_heads(x, comm, layout, what) for x in (query, key, value))
-    sinks = sinks if sinks is None else sinks[comm.rank * q.shape[1]:(comm.rank + 1) * q.shape[1]]
+    here = slice(comm.rank * q.shape[1], (comm.rank + 1) * q.shape[1])
+    sinks = sinks if sinks is None else sinks[here]
+    if note is not None:
+        scores = greatest_scores(q, k, None, causal, scale, documents, window)
+        note(ops.pad(scores, (here.start, query.shape[1] - here.stop), constant_values=-math.inf))
     y = ops.scaled_dot_product_attention(q, k, v, dropout_p=dropped or 0.0, is_causal=causal, scale=scale,
                                          documents=documents, window=window, sinks=sinks)
     return _part_of_time(y, comm, layout, what)
@@ -173,6 +179,7 @@ class Context(Module):
         self.comm, self.how, self.layout = comm, how, layout
         self.divided_over, self.summed = comm, False
 
+    watches = True
     _name = property(lambda self: "", lambda self, name: None)     # what is drawn inside has its attention's path
 
     @property

@@ -43,6 +43,7 @@ from ...autodiff.ops.attention import (
     ALL,
     allowed,
     band_of,
+    greatest_in,
     grouped,
     masked_scores,
     numbered,
@@ -289,6 +290,20 @@ _ring_attention = Primitive("ring_attention", _forward, "q k v", "comm band scal
                             definition=_definition, pullback=_pullback, own_sums=True)
 
 
+def _greatest(q, k, comm, band, scale, layout, documents):
+    nothing = k[..., :0]
+    _agree("ring_attention's greatest scores", q, k, nothing, comm, band, scale, layout, documents)
+    found = greatest_in(q[:, :, :0], k, None, None, ALL, scale)
+    for source, k_there, _ in _round(k, nothing, comm, steps(q.shape[TIME], comm.size, band, layout)):
+        for rows, columns, *rules in _blocks(q, comm, source, band, layout, documents):
+            more = greatest_in(q[:, :, rows], k_there[:, :, columns], None, *rules, scale)
+            xp.maximum(found, more, out=found)
+    return found
+
+
+_ring_greatest_scores = Primitive("ring_greatest_scores", _greatest, "q k", "comm band scale layout documents")
+
+
 def check_parts(name, q, k, v):
     """ValueError unless these are queries, keys and values of the same positions."""
     if not len(q.shape) == len(k.shape) == len(v.shape) == 4 or k.shape[:3] != v.shape[:3] \
@@ -300,7 +315,7 @@ def check_parts(name, q, k, v):
 
 
 def ring_attention(query, key, value, comm, causal=False, layout="zigzag", scale=None, documents=None,
-                   window=None):
+                   window=None, note=None):
     """scaled_dot_product_attention of sequences of which each rank of comm has an equal part. Collective.
 
     query   (batch, heads, time/N, size), of this rank's positions; the same shape on all ranks
@@ -312,6 +327,8 @@ def ring_attention(query, key, value, comm, causal=False, layout="zigzag", scale
     documents  integers (batch, time) of the whole sequences, the same on all ranks: a position looks at those of its
             own number. Products of positions that have none in common are left out
     window  a position looks at those less than so many away only, itself among them
+    note    None, or who is told the greatest score of each head, (heads,), of this rank's queries: keys go round once
+            more for that, without values
 
     There is no dropout of weights. Forward mode and second derivatives gather the keys and values, and make all of this
     rank's scores at once. Of halves, sums over pieces are in float32, those of travelling gradients in halves.
@@ -326,4 +343,7 @@ def ring_attention(query, key, value, comm, causal=False, layout="zigzag", scale
     if documents is not None:
         documents = numbered(documents, (query.shape[0], comm.size * query.shape[TIME]))
         documents = to(documents, "cpu")    # which products are left out is asked there: none waits for a GPU's answer
-    return bind(_ring_attention, (query, key, value), (comm, band_of(causal, window), scale, layout, documents))
+    rules = comm, band_of(causal, window), scale, layout, documents
+    if note is not None:
+        note(bind(_ring_greatest_scores, (query, key), rules))
+    return bind(_ring_attention, (query, key, value), rules)

@@ -22,11 +22,10 @@ Source: Wang et al. 2024, "Auxiliary-loss-free load balancing strategy for mixtu
 
 import math
 
-from ... import comm as communication
 from ...backend import to, to_device_of, xp
 from ...nn.module import Module
 from ...nn.moe import MoE
-from ..wrapping import ReducingModule
+from ..wrapping import sharing_a_batch
 
 
 class Loads(dict):
@@ -75,7 +74,7 @@ def update(model, speed=0.001, comm=None):
     layers = _counting(model)
     if not layers:
         return Loads()
-    comm = _sharing_a_batch(model) if comm is None else comm
+    comm = sharing_a_batch(model, "expert_bias.update") if comm is None else comm
     groups, loads = {}, {}      # who has other positions of the same samples (tensor/mixtures.py), or None: its layers
     for m in layers:
         groups.setdefault(m.positions and m.positions.alike, []).append(m)
@@ -101,14 +100,3 @@ def _counting(model):
         if isinstance(m, MoE) and m.load is not None:
             layers.setdefault(m, path)
     return layers
-
-
-def _sharing_a_batch(model):
-    """The Communicator over which a wrapper in the model sums gradients."""
-    for m in model.modules():
-        if isinstance(m, ReducingModule):
-            return m.comm
-    if (world := communication.world()).size > 1:
-        raise ValueError(f"expert_bias.update: which of the {world.size} ranks have samples of one batch? Give their "
-                         "comm, or the model in its DistributedDataParallel or fully_shard")
-    return world

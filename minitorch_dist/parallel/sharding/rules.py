@@ -260,6 +260,13 @@ def _attention(shapes, p):
                    frozenset("t" if p["band"] != ALL else ""))
 
 
+def _greatest_scores(shapes, p):
+    """Attention's without values: of each head the greatest over all else."""
+    found = _attention([*shapes[:2], *shapes[1:]], p)
+    (_, heads, *_), (queries, keys, _, *more) = found.operands[0], found.operands
+    return Factors((queries, keys, *more), ((heads,),), found.extents, found.whole)
+
+
 def _einsum(shapes, p):
     inputs, _, output = p["subscripts"].partition("->")
     return factors([list(part) for part in inputs.split(",")], [list(output)], shapes)
@@ -285,7 +292,7 @@ RULES = {
     "split": _split, "getitem": _getitem, "scatter_add": _scatter_add,
     "matmul": _text("…ik,…kj->…ij"), "linear": _text("…k,ok,o->…o", "k"), "linear_gelu": _text("…k,ok,o->…o", "k"),
     "grouped_matmul": _text("_k,_kj->_j"), "grouped_outer": _text("_i,_j->_ij"),
-    "einsum": _einsum, "attention": _attention, "conv": _conv,
+    "einsum": _einsum, "attention": _attention, "greatest_scores": _greatest_scores, "conv": _conv,
     "max_pool": _text("bc*->bc*"), "avg_pool": _text("bc*->bc*"),
     "windows": functools.partial(_windows, more=True), "fold": functools.partial(_windows, more=False),
     "layer_norm": _norm, "rms_norm": _norm, "batch_norm": _text("bc*,c,c->bc*,c,c", "b"),
@@ -293,7 +300,7 @@ RULES = {
 }
 
 # Which collective makes the whole of the parts where a factor is lost.
-REDUCED_BY = {"max": "max", "min": "min", "any": "max", "all": "min"}      # all others: "sum"
+REDUCED_BY = {"max": "max", "min": "min", "any": "max", "all": "min", "greatest_scores": "max"}      # all others: "sum"
 
 # Linear ops, through which a sum that is pending passes. "sum": what is no pending sum becomes one, if that makes it no
 # larger; "product": the other operand is a constant; "quotient": of the first operand, by a constant.
