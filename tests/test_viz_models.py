@@ -1,5 +1,6 @@
 """Pictures of models: what they count, what they refuse, that they are drawn; examples/pictures.py on real runs."""
 
+import json
 import re
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from minitorch_dist import viz
-from minitorch_dist.viz.curves import Run
+from minitorch_dist.viz.curves import Run, read_run
 
 from . import here
 
@@ -70,6 +71,24 @@ def test_learning_curve(tmp_path):
         run = Run("one", steps, losses, {"data": "d", "ranks": 2, "validation": validation})
         viz.learning_curve(run, tmp_path / f"{name}.png")
     assert (tmp_path / "with.png").read_bytes() != (tmp_path / "without.png").read_bytes()
+
+
+def test_greatest_scores_stand_below_the_loss(tmp_path):
+    """Where a history has them, in all steps or some; the threshold where it is near."""
+    losses, scores = np.linspace(2, 1, 500), np.geomspace(0.1, 30, 500)
+    lines = [{"step": i + 1, "loss": loss, "greatest_score": score} for i, (loss, score) in enumerate(
+        zip(losses.tolist(), scores.tolist(), strict=True))]
+    del lines[7]["greatest_score"]
+    (tmp_path / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for threshold, told in ((20, True), (1e9, False)):
+        (tmp_path / "summary.json").write_text(json.dumps({"qk_clip": threshold}))
+        run = read_run(tmp_path)
+        assert np.isnan(run.scores[7]) and (np.delete(run.scores, 7) == np.delete(scores, 7)).all()
+        viz.learning_curve(run, tmp_path / "scores.svg")
+        drawing = (tmp_path / "scores.svg").read_text()
+        assert ("clipped to 20" in drawing) == told and "of attention" in drawing
+    viz.learning_curve(Run("one", run.steps, run.losses, {}), tmp_path / "without.svg")
+    assert "of attention" not in (tmp_path / "without.svg").read_text()
 
 
 def test_a_short_learning_curve_names_each_step_once(tmp_path):

@@ -23,12 +23,14 @@ class Run:
     steps   int64 (n,), increasing
     losses  float64 (n,), of the global batch
     summary the contents of summary.json
+    scores  None, or float64 (n,): attention's greatest score in each step, NaN where it isn't known (qk_clip.py)
     """
 
     name: str
     steps: np.ndarray
     losses: np.ndarray
     summary: dict
+    scores: np.ndarray | None = None
 
     @property
     def label(self):
@@ -46,7 +48,8 @@ def read_run(folder):
     lines = history.read_text(encoding="utf-8").splitlines()
     if not lines:
         raise RunError(f"{history} is empty: the run took no step. Train it again.")
-    steps, losses = zip(*(_step_and_loss(history, number, line) for number, line in enumerate(lines, 1)), strict=True)
+    steps, losses, scores = zip(*(_read_line(history, number, line) for number, line in enumerate(lines, 1)),
+                                strict=True)
     if (np.diff(steps) <= 0).any():
         at = int(np.argmax(np.diff(steps) <= 0)) + 2
         raise RunError(f"{history}, line {at}: step {steps[at - 1]} comes after step {steps[at - 2]}. "
@@ -57,13 +60,15 @@ def read_run(folder):
         raise RunError(f"{summary} is damaged or cut off ({error}). Train the run again.") from error
     if not isinstance(facts, dict):
         raise RunError(f"{summary} holds {type(facts).__name__} instead of an object. Train the run again.")
-    return Run(str(folder), np.array(steps), np.array(losses, dtype=np.float64), facts)
+    return Run(str(folder), np.array(steps), np.array(losses, dtype=np.float64), facts,
+               None if np.isnan(scores).all() else np.array(scores))
 
 
-def _step_and_loss(path, number, line):
+def _read_line(path, number, line):
+    """(step, loss, the greatest score or NaN)."""
     try:
         record = json.loads(line)
-        return int(record["step"]), float(record["loss"])
+        return int(record["step"]), float(record["loss"]), float(record.get("greatest_score", "nan"))
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path}, line {number} is damaged or cut off: {line[:60]!r}. The run was killed, or is not "
                        f"over yet: wait for it or train it again.") from error

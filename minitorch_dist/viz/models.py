@@ -13,10 +13,12 @@ INK = COLORS[0]
 
 def learning_curve(run, path):
     """The training loss of one Run (see read_run), and its validation losses where its summary holds
-    `validation` [(step, loss) …]; in nats, as cross-entropy is."""
+    `validation` [(step, loss) …]; in nats, as cross-entropy is. Below it attention's greatest scores, where they are
+    known, beside the summary's `qk_clip`."""
     from matplotlib.ticker import MaxNLocator
-    with drawn(path, (8.6, 4)) as figure:
-        axes = figure.subplots()
+    heights = [2] if run.scores is None else [2, 1]
+    with drawn(path, (8.6, 2 + 2 * len(heights))) as figure:
+        axes, *below = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
         size = -(-len(run.steps) // MOST_POINTS)
         steps, losses = binned(run.steps, run.losses, size, np.add)
         axes.plot(steps, losses, color="#f4a259", lw=1.6, label="training, each step" if size == 1 else
@@ -26,7 +28,9 @@ def learning_curve(run, path):
             axes.plot(at, values, color=INK, lw=1.4, marker="o", markersize=3.5, label="validation")
             axes.annotate(f"{values[-1]:.3g}", (at[-1], values[-1]), xytext=(4, 6), textcoords="offset points",
                           color=INK, fontsize=9.5, ha="right")
-        axes.set_xlabel("optimizer step")
+        for last in below:
+            _draw_scores(last, run, size)
+        ([axes] + below)[-1].set_xlabel("optimizer step")
         axes.set_ylabel("loss (nats)")
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -34,6 +38,23 @@ def learning_curve(run, path):
         axes.grid(axis="y", alpha=0.2)
         axes.legend(frameon=False)
         axes.set_title(f"{run.summary.get('data', '')} · {run.label}", loc="left", fontsize=11)
+
+
+def _draw_scores(axes, run, size):
+    """The greatest of each point's steps, and the threshold above which heads are clipped, where it is on the axis."""
+    known = np.isfinite(run.scores)
+    axes.plot(*binned(run.steps[known], run.scores[known], size, np.maximum), color="#9b2c8f", lw=1.2)
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    threshold = run.summary.get("qk_clip") or 0
+    if threshold < high:
+        axes.set_ylim(min(low, threshold / 1.5), max(high, threshold * 1.5))
+        axes.axhline(threshold, color=INK, lw=1, ls=":")
+        axes.annotate(f"clipped to {threshold:g}", (1, threshold), xycoords=("axes fraction", "data"), xytext=(-2, 3),
+                      textcoords="offset points", color=INK, fontsize=9, ha="right", va="bottom")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+    axes.grid(axis="y", alpha=0.2)
+    axes.set_ylabel("greatest score\nof attention")
 
 
 def filters(weight, path, most=64):
