@@ -19,7 +19,7 @@ a while no head came near the threshold any more.
 
 Of a head of latent attention the parts without a position are multiplied by √γ each, the queries' part with one by γ:
 its key belongs to all heads. Optimizer states are left alone, and master copies follow as they follow whatever is set
-between two steps; parameters of 16 bits are clipped to within their rounding.
+between two steps; parameters of 16 bits are clipped to within their rounding. What is frozen stays as it is.
 
 Each attention notes in training what its scores come to, in all forwards since the last step(): accumulated pieces, a
 pipeline's micro-batches; not in evaluation, and not again what a checkpoint runs again. That is one product of queries
@@ -51,29 +51,24 @@ class Scores(dict):
     """{path of an attention: float64 (heads,), on the host: each head's greatest score; -inf where it had none}. Of
     the layers and heads that this rank has. Its text is a table.
 
-    threshold  above which heads were clipped
+    threshold  what they may come to
+    clipped    [(path, head)] of those that were clipped
     """
 
-    def __init__(self, found, threshold):
+    def __init__(self, found, threshold, clipped=()):
         super().__init__(found)
-        self.threshold = threshold
+        self.threshold, self.clipped = threshold, list(clipped)
 
     @property
     def greatest(self):
         """Of all heads; -inf where there are none."""
         return max((float(scores.max()) for scores in self.values()), default=-math.inf)
 
-    @property
-    def clipped(self):
-        """[(path, head)] of those that were clipped."""
-        return [(path, int(head)) for path, scores in self.items() for head in np.flatnonzero(factors(
-            scores, self.threshold) < 1)]
-
     def __str__(self):
         width = max(map(len, ("attention", *self)))
         return "\n".join([f"{'attention':{width}}  greatest scores, by head; * clipped to {self.threshold:g}", *(
-            f"{path:{width}}  " + " ".join(f"{score:8.2f}{'*' if score > self.threshold else ' '}" for score in scores)
-            for path, scores in self.items())])
+            f"{path:{width}}  " + " ".join(f"{score:8.2f}{'*' if (path, head) in self.clipped else ' '}"
+                                          for head, score in enumerate(scores)) for path, scores in self.items())])
 
 
 def factors(scores, threshold):
@@ -132,13 +127,17 @@ class QKClip:
         self.comm.all_reduce(together, "max", what=f"greatest scores of {len(self.layers)} attentions, "
                              f"{next(iter(self.layers.values()))} and so on, clipped to {self.threshold}")
         scores = to(together, "cpu").astype(np.float64)
-        found, rows = {}, {}
+        trained = {name for chunk in chunks_of(self.model) for name, p in chunk.named_parameters() if p.requires_grad}
+        found, rows, clipped = {}, {}, []
         for m, path in self.layers.items():
             found[path] = scores[end:(end := end + m.heads)]
-            rows |= _rows(m, path, factors(found[path], self.threshold))
-        self._multiply({name: of_rows for name, of_rows in rows.items() if (of_rows != 1).any()})
+            gamma = factors(found[path], self.threshold)
+            if (gamma < 1).any() and (of_layer := _rows(m, path, gamma)).keys() <= trained:
+                rows |= of_layer
+                clipped += [(path, int(head)) for head in np.flatnonzero(gamma < 1)]
+        self._multiply(rows)
         self.forget()
-        return Scores(found, self.threshold)
+        return Scores(found, self.threshold, clipped)
 
     def _multiply(self, rows):
         """rows: {name of a parameter: float64, what each row that this rank knows of is multiplied by}."""

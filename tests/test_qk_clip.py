@@ -108,6 +108,19 @@ def test_what_is_below_the_threshold_stays_to_the_bit():
     assert all((value == before[name]).all() for name, value in layer.state_dict().items())
 
 
+def test_what_is_frozen_stays():
+    """A layer of which any part is, and no other."""
+    mt.manual_seed(7)
+    model = nn.Sequential(*(nn.MultiHeadAttention(12, 3, dtype=np.float64, std=1.0) for _ in range(3)))
+    model[0].qkv.requires_grad_(False)
+    model[2].qkv.bias.requires_grad_(False)
+    before, clip = model.state_dict(), QKClip(model, 0.01)
+    model(X)
+    assert {path for path, _ in clip.step().clipped} == {"1"}
+    changed = {name for name, value in model.state_dict().items() if (value != before[name]).any()}
+    assert changed == {"1.qkv.weight"}      # biases are 0 there
+
+
 def test_scores_of_no_number_are_left_alone():
     """inf and NaN: of weights that are 0 nothing would ever come again."""
     scores = np.array([np.inf, np.nan, -np.inf, 5.0, 0.5])
@@ -270,7 +283,7 @@ def test_the_table():
     clip = QKClip(nn.Sequential(layer), 1e9)
     layer(*inputs)
     scores = clip.step()
-    scores.threshold = np.sort(scores["0"])[1]
+    scores.clipped.append(("0", int(scores["0"].argmax())))
     lines = str(scores).splitlines()
     assert lines[0].startswith("attention  greatest scores, by head; * clipped to ") and lines[1].startswith("0 ")
     assert lines[1].count("*") == 1 and all(f"{score:.2f}" in lines[1] for score in scores["0"])
