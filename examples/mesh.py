@@ -35,10 +35,11 @@ from minitorch_dist.parallel.pipelines import Pipeline, cut_gpt, full_state_dict
 from minitorch_dist.parallel.pipelines.schedules import SCHEDULES, placement_of, schedule_of
 from minitorch_dist.parallel.tensor import parallelize_module, plan_of
 from minitorch_dist.plan import DEVICES, GPT, Job, plan
+from minitorch_dist.qk_clip import QKClip
 
 AXES = ("dp", "pp", "cp", "ep", "tp")       # neighbours are tp's: they send most
 SETTINGS = ("family", "layers", "heads", "dim", "length", "window", "qk_norm", "experts", "no_capacity", "dropout",
-            "attention_dropout", "dtype", "lr", "warmup", "clip", "seed", "steps", "batch_size",
+            "attention_dropout", "dtype", "lr", "warmup", "clip", "qk_clip", "seed", "steps", "batch_size",
             "exact", "dispatch_bits")   # what the curve depends on; none of the mesh
 REPLICAS = ("dp", "cp", "ep")       # over which gradients are summed
 SIZES = {"layers": (4, "blocks"), "heads": (4, "attention heads"), "dim": (64, "width"),
@@ -51,10 +52,12 @@ HELD = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimi
 NOTE = ("counted: with norms for clipping, and the whole batch's tokens; on paper: as if each token were a target, and "
         "nothing overlapped")
 ALIKE = ", and all experts used alike"
+SCORES = ", and no scores looked at, for which a ring's keys go round once more"
 SAYS_EVERY = 100    # steps
 RANGES = {
     program.AT_LEAST_1: (*SIZES, "pp", "cp", "ep", "tp", "chunks", "micro_batches", "save_every"),
     program.AT_LEAST_0: ("experts", "lr", "warmup", "clip", "seed"),
+    program.MORE_THAN_0: ("qk_clip",),
     program.PROBABILITY: ("dropout", "attention_dropout"),
 }
 
@@ -99,6 +102,8 @@ def parse(argv):
     p.add_argument("--lr", type=float, default=3e-3, help="learning rate of AdamW, after a warmup, down to a tenth")
     p.add_argument("--warmup", type=int, help="steps over which it rises (default: 50, or half of the run)")
     p.add_argument("--clip", type=float, default=1.0, help="greatest global norm of the gradients")
+    p.add_argument("--qk-clip", type=float, metavar="SCORE", help="the greatest that attention's scores may come to, "
+                   "see gpt.py")
     p.add_argument("--seed", type=int, default=0, help="of initial values, order and dropout")
     p.add_argument("--compile", action="store_true", help="run each block, and the optimizer, as fused kernels: "
                    "mt.compile")
@@ -247,9 +252,9 @@ def planned(rank):
     return {name: getattr(rank, name) for name in (*HELD, "activations")} | sent
 
 
-def table(world, mesh, mine, paper):
+def table(world, mesh, mine, paper, scores=False):
     """Of each place along the pipeline the most that a rank has, counted and on paper (plan.Plan, or None), as lines of
-    text. Collective."""
+    text; scores: whether they are looked at. Collective."""
     everyone = world.all_gather_object((mesh["pp"].rank, mine))
     columns = [*HELD, "activations", *(axis for axis in AXES
                                        if mesh[axis].size > 1 or any(rank[axis] for _, rank in everyone))]
@@ -264,12 +269,12 @@ def table(world, mesh, mine, paper):
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     alike = paper is not None and paper.job.expert_ranks > 1 and paper.job.model.capacity_factor is None
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells] + (
-        [] if paper is None else [NOTE + ALIKE * alike])
+        [] if paper is None else [NOTE + ALIKE * alike + SCORES * scores])
 
 
 def prepare(args, task, mesh):
-    """(pipeline, loader, optimizer, its schedule) of these ranks. ValueError on all of them where something doesn't
-    fit."""
+    """(pipeline, loader, optimizer, its schedule, QKClip or None) of these ranks. ValueError on all of them where
+    something doesn't fit."""
     pipeline = pipeline_of(args, task, mesh)
     samples = mesh["dp", "ep"]
     loader = Loader(task.inputs, task.targets, args.batch_size, seed=args.seed, rank=samples.rank, size=samples.size,
@@ -279,7 +284,8 @@ def prepare(args, task, mesh):
     if args.compile:
         mt.compile(optimizer)
     args.warmup = program.warmup(args.warmup, 50, args.steps)
-    return pipeline, loader, optimizer, optim.LambdaLR(optimizer, optim.cosine(args.steps, args.warmup, final=0.1))
+    rates = optim.LambdaLR(optimizer, optim.cosine(args.steps, args.warmup, final=0.1))
+    return pipeline, loader, optimizer, rates, QKClip(pipeline.chunks, args.qk_clip) if args.qk_clip else None
 
 
 def step(args, number, batch, units, mesh, pipeline, optimizer):
@@ -300,13 +306,20 @@ def step(args, number, batch, units, mesh, pipeline, optimizer):
     return loss
 
 
+def clipped(clip, world):
+    """Clip, and say in the history how large scores were, of all blocks and heads. Collective."""
+    greatest = np.array([clip.step().greatest])
+    world.all_reduce(greatest, "max")
+    return {"greatest_score": float(greatest[0])}
+
+
 def train(args, world):
     """Train, and return the summary."""
     with program.usage_errors("mesh.py"):
         mesh, task = mesh_of(args, world), Task(args)
         args.micro_batches = micro_batches_of(args, mesh)
         paper = on_paper(args, task, mesh)      # which refuses what can't be
-        pipeline, loader, optimizer, rates = prepare(args, task, mesh)
+        pipeline, loader, optimizer, rates, clip = prepare(args, task, mesh)
         args.out = args.out or Path("runs") / f"mesh-{world.size}"
         checks = Checks(args, world, pipeline.chunks, args.steps, peers=mesh[REPLICAS])
         settings = {name: getattr(args, name) for name in SETTINGS} | {"data": task.name, "data_crc32": task.crc32}
@@ -326,10 +339,11 @@ def train(args, world):
                 with ledger.record(memory=True) if run.step == counts_at else nullcontext() as book:
                     loss = step(args, run.step, batch, task.units, mesh, pipeline, optimizer)
                 rates.step()
-                run.log(loss, epoch, batch.count, begin)
+                run.log(loss, epoch, batch.count, begin, **clipped(clip, world) if clip else {})
                 progress.step(loss)
                 if book is not None:
-                    lines = table(world, mesh, counted(book), paper if args.dtype == "float32" else None)
+                    lines = table(world, mesh, counted(book), paper if args.dtype == "float32" else None,
+                                  clip is not None)
                     progress.say("\n".join(lines))
                 stop = interrupt.agreed(world)
                 saves = stop or run.due(args.save_every, args.steps)

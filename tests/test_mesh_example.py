@@ -19,6 +19,7 @@ SMALL = ["--dim", "16", "--batch-size", "24", "--micro-batches", "3", "--steps",
 EXPERTS, WINDOWS = ["--experts", "4"], ["--window", "3,all,5", "--qk-norm"]
 UNBOUND = ["--no-capacity"]
 DROPPED = ["--attention-dropout", "0.2"]
+CLIPPED = ["--qk-clip", "0.001"]
 
 
 def run(n, folder, *flags):
@@ -64,11 +65,13 @@ def whole(tmp_path_factory):
     (8, [*DROPPED, "--cp", "2", "--cp-by", "all_to_all", "--tp", "2", "--zero", "3"]),
     pytest.param(8, [*EXPERTS, *UNBOUND, "--dispatch-once", "--ep", "4", "--tp", "2", "--zero", "1"],
                  marks=pytest.mark.thorough),
+    (8, [*CLIPPED, "--cp", "2", "--pp", "2", "--tp", "2", "--zero", "3", "--schedule", "zb-v"]),
+    (2, [*CLIPPED, "--pp", "2", "--compile"]),
     (8, [*WINDOWS, "--cp", "2", "--pp", "2", "--tp", "2", "--schedule", "zb-v"])], ids=str)
 def test_one_curve(whole, tmp_path, n, flags):
     losses, summary = run(n, tmp_path, *flags)
     wanted, summary_of_one, wanted_parameters = whole(*(
-        flag for kind in (EXPERTS, UNBOUND, WINDOWS, DROPPED) if kind[0] in flags for flag in kind))
+        flag for kind in (EXPERTS, UNBOUND, WINDOWS, DROPPED, CLIPPED) if kind[0] in flags for flag in kind))
     np.testing.assert_allclose(losses, wanted, rtol=1e-10)
     assert summary["unseen_sums_right"] == summary_of_one["unseen_sums_right"]
     assert np.prod([*summary["mesh"].values()]) == n
