@@ -2,7 +2,7 @@
 
 from exercises.frame import Check
 
-from . import batches, drawing, growing, laws, misestimates, misfits, noises
+from . import batches, drawing, growing, laws, misestimates, misfits, noises, scores
 
 
 class Multipliers(Check):
@@ -66,3 +66,19 @@ class Fit(Check):
 
     def picture(self, runs, path):
         return drawing.scaling(*next((case, got) for case, got in runs[1] if case.get("noise")), path)
+
+
+class Scores(Check):
+    exercise = "23.5"
+    tolerance = 1e-6
+    signatures = scores.SIGNATURES
+    demands = scores.DEMANDS
+
+    def cases(self, rng, ranks):
+        return scores.cases(rng, ranks)
+
+    def truth(self, case):
+        return scores.run(case)
+
+    def picture(self, runs, path):
+        return drawing.clipped([(whole[0], got[0]) for whole, got in runs[1][:2]], scores.greatest, path)

@@ -87,3 +87,22 @@ def scaling(case, got, path):
     return (f"for {budget:.0e} operations your fit wants {n / 1e9:,.0f} billion parameters and {d / 1e12:,.1f} "
             f"trillion tokens; of the largest model it expects {got['large'][-1]:.3f}, and the law that the runs were "
             f"made with says {large[-1]:.3f}")
+
+
+def clipped(pairs, greatest, path):
+    """23.5: each head's greatest score, as you tell it, and with your weights."""
+    figure, panels = canvas(1, 2, size=(8.6, 4.0))
+    for panel, (case, got), whose in zip(panels, pairs, ("keys of their own", "keys that heads share"), strict=True):
+        after = greatest(case | {"w_q": got["w_q"], "w_k": got["w_k"]})
+        heads = np.arange(case["heads"])
+        panel.bar(heads, got["scores"], 0.72, color="#e3e7ec", label="before")
+        panel.bar(heads, after, 0.4, color=COLORS[2], label="after")
+        panel.axhline(case["threshold"], color=COLORS[1], ls="--", lw=1.4, label="τ")
+        panel.set_title(whose, loc="left", size=10)
+        panel.set(xlabel="head", xticks=heads, ylim=(0, 1.35 * got["scores"].max()))
+        panel.legend(frameon=False, ncols=3, loc="upper right")
+    panels[0].set_ylabel("greatest score")
+    save(figure, path)
+    counts = [int((got["scores"] > case["threshold"]).sum()) for case, got in pairs]
+    return (f"{counts[0]} of {pairs[0][0]['heads']} heads, and {counts[1]} of {pairs[1][0]['heads']}, were above τ, "
+            "and their greatest scores are τ now; the others are what they were")

@@ -157,3 +157,17 @@ def fit(learner, inputs, run):
         large = file.loss(law, inputs["large n"], inputs["large d"])
         best = [drawn(file, law, c) for c in inputs["budgets"]]
     return {"fit": list(law), "large": np.array(large, float), "best": best}
+
+
+# ---------------------------------------------------------------- 23.5
+
+def clip_scores(learner, inputs, run):
+    """What it returns, what it has changed, and what of it is the array that it was given."""
+    before = {name: value.copy() for name, value in inputs.items() if hasattr(value, "copy")}
+    with np.errstate(all="ignore"):
+        w_q, w_k, scores = learner(run.comm, **inputs)
+    found = {"w_q": w_q, "w_k": w_k, "scores": scores}
+    return {name: np.array(value) for name, value in found.items()} | {
+        "dtypes": [str(np.asarray(value).dtype) for value in (w_q, w_k)],
+        "changed": [name for name, value in before.items() if not np.array_equal(value, inputs[name])],
+        "views": [name for name in ("w_q", "w_k") if np.shares_memory(found[name], inputs[name])]}
