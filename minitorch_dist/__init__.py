@@ -12,18 +12,19 @@ from . import launch_env
 
 launch_env.default_blas_threads()      # before NumPy is loaded: its BLAS reads the setting once
 
-from . import backend, checkpoints, comm, data, kernels, ledger, nn, optim, parallel, viz  # noqa: E402
-from .autodiff import *  # noqa: E402, F403
-from .autodiff import __all__ as _autodiff  # noqa: E402
-from .autodiff.lists import taking_lists as _taking_lists  # noqa: E402
-from .autodiff.ops import *  # noqa: E402, F403
-from .autodiff.ops import __all__ as _ops  # noqa: E402
-from .autodiff.ops import random  # noqa: E402, F401
-from .backend import manual_seed  # noqa: E402
-from .compiler import compile  # noqa: E402
-from .cuda_graphs import cuda_graph  # noqa: E402
-from .timeline import trace  # noqa: E402
-from .torch_names import of_module  # noqa: E402
+with launch_env.no_traceback_of_ctrl_c():
+    from . import backend, checkpoints, comm, data, kernels, ledger, nn, optim, parallel, viz
+    from .autodiff import *  # noqa: F403
+    from .autodiff import __all__ as _autodiff
+    from .autodiff.lists import taking_lists as _taking_lists
+    from .autodiff.ops import *  # noqa: F403
+    from .autodiff.ops import __all__ as _ops
+    from .autodiff.ops import random  # noqa: F401
+    from .backend import manual_seed
+    from .compiler import compile
+    from .cuda_graphs import cuda_graph
+    from .timeline import trace
+    from .torch_names import of_module
 
 globals().update({name: _taking_lists(globals()[name], __name__) for name in (*_ops, "ones_like", "zeros_like")})
 _elsewhere = of_module(__name__)
@@ -35,7 +36,8 @@ def __getattr__(name):
     if name == "bfloat16":
         return backend.load_bfloat16()
     if name in LATER:
-        return import_module(f"{__name__}.{name}")
+        with launch_env.no_traceback_of_ctrl_c():
+            return import_module(f"{__name__}.{name}")
     return _elsewhere(name)
 
 

@@ -6,6 +6,7 @@ This module must be importable before NumPy (a BLAS reads its thread count once,
 
 import os
 import sys
+from contextlib import contextmanager
 
 # Each launcher tells its processes how many they are, and which one each is, in variables of its own.
 SIZE_VARIABLES = (
@@ -65,6 +66,25 @@ def without_launcher(environment):
 def patience():
     """By how much limits of time grow because the machine is busy with other things: processes per core, 1 to 10."""
     return min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), 10.0)
+
+
+@contextmanager
+def no_traceback_of_ctrl_c():
+    """Who presses Ctrl-C inside ends the program as any other command: without a traceback, which would be of whatever
+    was being done. An interactive Python shows it; where somebody else shows exceptions (comm/guard.py, a notebook), it
+    is up to them."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if sys.excepthook is sys.__excepthook__ and not hasattr(sys, "ps1"):
+            sys.excepthook = _others_than_ctrl_c
+        raise
+
+
+def _others_than_ctrl_c(kind, error, trace):
+    """Shows an exception that nobody has caught."""
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
 
 
 def default_blas_threads():

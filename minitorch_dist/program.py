@@ -13,7 +13,7 @@ from pathlib import Path
 from . import attempt, backend, faults
 from .backend import xp
 from .comm.together import together
-from .launch_env import is_rank, launched_rank, launched_size
+from .launch_env import is_rank, launched_rank, launched_size, no_traceback_of_ctrl_c
 from .nn.windows import read_windows
 from .timeline import trace
 from .viz import timeline as timeline_picture
@@ -40,10 +40,12 @@ def usage_errors(program):
 
 @contextmanager
 def reader_may_leave():
-    """What is printed may be read in part, as by `| head`: the program then ends without a word, with status 1."""
+    """What is printed may be read in part, as by `| head`: the program then ends without a word, with status 1. So does
+    one that Ctrl-C ends (which Interrupt, inside, may take for a wish): by the signal, which shells tell as 130."""
     try:
         try:
-            yield
+            with no_traceback_of_ctrl_c():
+                yield
         finally:
             if sys.stdout is not None:      # as by >&-
                 sys.stdout.flush()

@@ -2,7 +2,11 @@
 
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -166,6 +170,37 @@ def test_one_blas_thread_per_rank_unless_chosen(monkeypatch):
         monkeypatch.setattr(os, "environ", without | names)
         assert {value[2] for value in ranks.call(PROGRAMS + "rank_and", n=2)} == threads
     assert {value[2] for value in ranks.call(PROGRAMS + "rank_and", n=1)} == {None}   # alone: all cores
+
+
+LOADING = """       # Ctrl-C while a module is looked for
+import os, runpy, signal, sys
+class Finder:
+    def find_spec(self, name, *_):
+        return name == {!r} and os.kill(os.getpid(), signal.SIGINT) or None
+signal.signal(signal.SIGINT, signal.default_int_handler)        # also where a shell has it ignored
+sys.meta_path.insert(0, Finder())
+{}
+"""
+TRAIN = f"runpy.run_path({str(Path(__file__).parents[2] / 'mnist_demo' / 'train.py')!r}, run_name='__main__')"
+MAIN = "from minitorch_dist import program\nwith program.reader_may_leave():\n    import wave"
+
+
+def ended_by_ctrl_c(module, code):
+    return subprocess.run([sys.executable, "-c", LOADING.format(module, code)], capture_output=True, timeout=60)
+
+
+@pytest.mark.parametrize("module, code", [("numpy", TRAIN), ("minitorch_dist.training", TRAIN), ("wave", MAIN)])
+def test_ctrl_c_while_modules_load_and_in_main_shows_no_traceback(module, code):
+    ended = ended_by_ctrl_c(module, code)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, b"", b"")
+
+
+@pytest.mark.parametrize("before, then, shown", [
+    ("", "1 / 0", b"ZeroDivisionError"), ("sys.ps1 = '>'", "raise", b"KeyboardInterrupt"),
+    ("sys.excepthook = lambda *error: print('a hook', file=sys.stderr)", "raise", b"a hook")])
+def test_other_errors_are_shown_and_ctrl_c_where_others_show_it(before, then, shown):
+    ended = ended_by_ctrl_c("numpy", f"{before}\ntry: import minitorch_dist\nexcept KeyboardInterrupt: {then}")
+    assert shown in ended.stderr
 
 
 def writes_its_state(folder):
