@@ -247,8 +247,9 @@ def test_a_title_stands_in_the_place_of_the_verdict(write, tmp_path):
 @pytest.mark.parametrize("arguments", [
     "mnist_demo/compare.py {0} {1} -o {2}/curves.png", "examples/compiler.py --stage kernels --rows 8 --columns 8",
     "examples/sharding.py --plan 2", "mnist_demo/train.py --data digits --steps 1 --out {2}/run",
-    "examples/gossip.py --steps 1", "-m minitorch_dist kernels add", "-m exercises map"],
-    ids=["compare", "compiler", "sharding", "train", "gossip", "kernels", "exercises"])
+    "examples/gossip.py --steps 1", "examples/differentiation.py", "-m minitorch_dist kernels add", "-m exercises map"],
+    ids=["compare", "compiler", "sharding", "train", "gossip", "differentiation", "kernels",
+         "exercises"])
 def test_a_reader_may_leave(write, tmp_path, arguments):
     """As `| head -1`: no traceback."""
     command = arguments.format(write("a", LOSSES), write("b", LOSSES), tmp_path).split()
