@@ -51,6 +51,8 @@ def parse(argv):
     args = p.parse_args(argv)
     p.check_ranges(args, {program.AT_LEAST_1: ("samples", "clients", "rounds"), program.AT_LEAST_0: ("seed",),
                           program.POSITIVE: ("lr", "target"), program.SHARE: ("fraction",)})
+    if args.target > 100:
+        p.error(f"--target {args.target:g}: percent of the test images: at most 100")
     args.hidden = p.widths(args.hidden)
     return args
 
@@ -71,7 +73,7 @@ def until(args, images, clients, **settings):
     up = 0
     for number in range(1, args.rounds + 1):
         done = learning.round()
-        divergence.check(done.loss, number, learning.local)
+        divergence.check(done.loss, number, learning.local, learned=number > 1 or learning.batch_size is not None)
         up += done.up
         if (reached := accuracy(model, images)) >= args.target:
             return number, reached, up

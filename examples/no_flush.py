@@ -54,17 +54,27 @@ def hits(logits, labels):
     return (logits.numpy().argmax(axis=1) == labels).sum()
 
 
+def stage_of(args, world):
+    """This rank's part of the network."""
+    mt.manual_seed(args.seed)
+    return cut_sequential(nn.mlp(args.widths), world.size)[world.rank]
+
+
+def loader_of(args, digits):
+    """Whole batches."""
+    return data.Loader(digits.train_images, digits.train_labels, args.batch_size, seed=args.seed, drop_last=True)
+
+
 def train(late, lr, args, world, digits):
     """(mean loss of the last epoch, percent of the test set, ms per step) of one training."""
-    mt.manual_seed(args.seed)
-    stage = cut_sequential(nn.mlp(args.widths), world.size)[world.rank]
+    stage = stage_of(args, world)
     params = list(stage.parameters())
     optimizer = optim.SGD(params, lr=lr, momentum=0.9) if params else None
     if late:
         pipeline = PipeDream2BW(stage, world, optimizer, args.micro_batches)
     else:
         pipeline = Pipeline([stage], world, one_forward_one_backward(world.size, args.micro_batches))
-    loader = data.Loader(digits.train_images, digits.train_labels, args.batch_size, seed=args.seed, drop_last=True)
+    loader = loader_of(args, digits)
     step, best = 0, float("inf")
     for epoch in range(args.epochs):
         begin = time.perf_counter()
@@ -91,7 +101,9 @@ def main(argv=None):
         args = parse(argv)
         args.micro_batches = args.micro_batches or max(2, world.size)
         digits = data.load("digits")
-    p, m, batches = world.size, args.micro_batches, len(digits.train_labels) // args.batch_size
+        stage_of(args, world)       # what doesn't fit is said before anything is trained
+        batches = len(loader_of(args, digits))
+    p, m = world.size, args.micro_batches
     flushed, late = (play(one_forward_one_backward(p, n)).bubble for n in (m, m * batches))
     rows = [["", "with a flush", "", "", "2BW", "", ""],
             ["lr", "loss", "test", "ms/step", "loss", "test", "ms/step"]]
@@ -101,8 +113,8 @@ def main(argv=None):
         rows.append([f"{lr:g}", *(cell for loss, percent, ms in found for cell in (
             f"{loss:.4f}", f"{percent:.1f} %", f"{ms:.2f}"))])
     if world.rank == 0:
-        print(f"{p} ranks, {m} micro-batches; on paper ranks wait for {100 * flushed:.0f} % of the time with a flush, "
-              f"{100 * late:.1f} % without\n" + "\n".join(aligned(rows)))
+        print(f"{p} rank{'s' * (p > 1)}, {m} micro-batch{'es' * (m > 1)}; on paper ranks wait for {100 * flushed:.0f} "
+              f"% of the time with a flush, {100 * late:.1f} % without\n" + "\n".join(aligned(rows)))
     return 0
 
 

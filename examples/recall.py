@@ -79,11 +79,15 @@ def asked_at_the_end(args):
     return tokens, targets
 
 
+def looks(args):
+    """The steps after each of LOOKS parts of the training; of fewer steps each."""
+    return sorted({max(1, args.steps * (i + 1) // LOOKS) for i in range(LOOKS)})
+
+
 def train(args, window, held_back):
-    """([share of right answers, after each of LOOKS parts of the training], numbers kept of a sequence)."""
+    """([share of right answers, after each of the looks], numbers kept of a sequence)."""
     model = network(args, window)
     optimizer, rng, found = optim.AdamW(model.parameters(), lr=0.01), np.random.default_rng(args.seed), []
-    looks = [args.steps * (i + 1) // LOOKS for i in range(LOOKS)]
     for step in range(1, args.steps + 1):
         tokens, targets = sequences(args, rng, ROWS)
         if (targets != NOTHING_ASKED).any():        # of many keys and few tokens none may ask
@@ -92,7 +96,8 @@ def train(args, window, held_back):
                              ignore_index=NOTHING_ASKED).backward()
             optimizer.step()
             optimizer.zero_grad()
-        found += [right(model, *held_back)] * looks.count(step)
+        if step in looks(args):
+            found.append(right(model, *held_back))
     cache = KeyValueCache(model.eval())
     cache.read(held_back[0][:1])
     return found, cache.nbytes // model.embed.weight.dtype.itemsize
@@ -106,7 +111,7 @@ def main(argv=None):
         held_back = asked_at_the_end(args)
         network(args, None)
     print(f"{args.keys} keys, {args.values} values, {args.length} tokens: right answers, and numbers that are kept")
-    print(f"{'step':10}" + "".join(f"{args.steps * (i + 1) // LOOKS:8}" for i in range(LOOKS)) + f"{'kept':>10}")
+    print(f"{'step':10}" + "".join(f"{step:8}" for step in looks(args)) + f"{'kept':>10}")
     for window in WINDOWS:
         shares, kept = train(args, window, held_back)
         print(f"{as_text((window,)):10}" + "".join(f"{share:8.1%}" for share in shares) + f"{kept:10,}", flush=True)

@@ -17,16 +17,18 @@ class Diverged(ValueError):
     """A loss, or a norm of gradients, is inf or NaN, on all ranks."""
 
 
-def check(loss, step, optimizer=None, scaler=None):
+def check(loss, step, optimizer=None, scaler=None, learned=None):
     """Diverged unless the loss of step number `step`, counted from 1, is finite.
 
     optimizer  whose learning rate is told, None where this rank has none
     scaler     a GradScaler: beyond float16's range a loss may be inf, and the step was left out, or will be
+    learned    whether there was a step before: where `step` counts rounds of several; None: there was unless it is 1
     """
     if math.isfinite(loss) or math.isinf(loss) and scaler is not None and scaler.enabled:
         return
     rate = "" if optimizer is None else f", at a learning rate of {max(g['lr'] for g in optimizer.param_groups):g}"
-    why = ("nothing has been learned yet: look for inf and NaN in the data and in the initial values" if step == 1 else
+    first = step == 1 if learned is None else not learned
+    why = ("nothing has been learned yet: look for inf and NaN in the data and in the initial values" if first else
            "the training has diverged. Try a smaller learning rate, a longer warmup, gradients clipped to a norm")
     raise Diverged(f"step {step:,}: the loss is {loss}{rate}: {why}")
 

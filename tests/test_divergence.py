@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
+from examples import federated
 from minitorch_dist import comm, divergence, optim, training
 from minitorch_dist.divergence import Diverged
 from minitorch_dist.parallel import DistributedDataParallel
@@ -39,6 +40,20 @@ def test_the_largest_learning_rate_is_told():
     groups = [{"params": [mt.tensor(np.ones(2), requires_grad=True)], "lr": rate} for rate in (0.5, 1234.0)]
     with pytest.raises(Diverged, match="at a learning rate of 1234: "):
         divergence.check(np.nan, 3, optim.SGD(groups, lr=1.0))
+
+
+@pytest.mark.parametrize("step, learned, why", [(1, True, "the training has diverged"), (2, False, "nothing has been")])
+def test_of_rounds_the_first_may_have_learned(step, learned, why):
+    with pytest.raises(Diverged, match=f"^step {step}: the loss is nan: {why}"):
+        divergence.check(np.nan, step, learned=learned)
+
+
+def test_the_rate_is_blamed_for_the_steps_of_a_first_round(capsys):
+    """FedSGD makes one in a round; the other makes several, each with the rate."""
+    with pytest.raises(SystemExit, match="1"):
+        federated.main(["--rounds", "1", "--lr", "1e30"])
+    out, err = capsys.readouterr()
+    assert "FedSGD" in out and err.startswith("step 1: the loss is nan") and "the training has diverged" in err
 
 
 def test_a_first_loss_that_is_nan_has_no_learning_rate_to_blame():

@@ -26,9 +26,16 @@ def test_one_rank_waits_for_nobody(capsys):
     assert "ranks wait for 0 % of the time with a flush, 0.0 % without" in capsys.readouterr().out
 
 
+def test_more_ranks_than_layers_is_said_once():
+    ended = crews.launch([PROGRAM, *SMALL], 4, limit=60, env=threads(4))
+    assert ended.returncode == 2 and ended.stdout == [""] * 4
+    assert ended.stderr == ["no_flush.py: 3 layers can't be cut into 4 stages\n", "", "", ""]
+
+
 @pytest.mark.parametrize(("options", "said"), [
     (["--lr", "0.1,x"], "--lr 0.1,x: expected numbers above 0"), (["--lr", "-1"], "--lr -1: expected"),
-    (["--micro-batches", "0"], "--micro-batches 0: must be"), (["--hidden", "a"], "--hidden 'a'")])
+    (["--micro-batches", "0"], "--micro-batches 0: must be"), (["--hidden", "a"], "--hidden 'a'"),
+    (["--batch-size", "1438"], "1437 samples")])
 def test_what_does_not_fit_is_a_usage_error(capsys, options, said):
     with pytest.raises(SystemExit) as stopped:
         no_flush.main(options)

@@ -34,6 +34,13 @@ def test_the_delta_rule_recalls_what_linear_attention_does_not(capsys):
     assert table["linear"][0] < 98 < 99 < table["delta"][0]
 
 
+@pytest.mark.parametrize("steps, looks", [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (7, [1, 3, 5, 7])])
+def test_a_short_training_has_a_column_for_each_look(steps, looks, capsys):
+    assert recall.main(f"--keys 2 --length 9 --steps {steps}".split()) == 0
+    _, head, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert head == ["step", *map(str, looks), "kept"] and {len(row) for row in rows} == {len(head)}
+
+
 @pytest.mark.parametrize("flags", ["--keys 0", "--values 0", "--length 0", "--steps 0", "--seed -1"])
 def test_what_does_not_fit(flags, capsys):
     with pytest.raises(SystemExit, match="2"):
