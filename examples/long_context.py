@@ -47,7 +47,7 @@ def parse(argv):
     args = p.parse_args(argv)
     p.check_ranges(args, {program.AT_LEAST_1: ("steps", "batch_size"), program.AT_LEAST_0: ("seed",)})
     args.window = windows_of(p.windows(args.window))
-    args.lengths = p.widths(args.lengths, "--lengths")
+    args.lengths = p.widths(args.lengths, "--lengths", fewest=1)
     return args
 
 

@@ -51,7 +51,7 @@ def parse(argv):
     p.add_argument("--out", type=Path, help="folder for a picture of loss against learning rate")
     args = p.parse_args(argv)
     p.check_ranges(args, RANGES)
-    args.widths = p.widths(args.widths, "--widths")
+    args.widths = p.widths(args.widths, "--widths", fewest=1)
     low, high = args.lrs or OPTIMIZERS[args.optimizer][1]
     if low > high:
         p.error(f"--lrs {low} {high}: the first must not be greater than the second")
@@ -86,6 +86,12 @@ def trained(args, dataset, width, lr, wide):
     return loss if math.isfinite(loss) else math.inf
 
 
+def in_seven(loss):
+    """A loss as text of up to seven characters."""
+    usual = f"{loss:.3f}"
+    return usual if len(usual) <= 7 else f"{loss:.1e}"
+
+
 def table(args, losses):
     """Losses as text: a line per learning rate, a column per width and way, the best of each marked."""
     lines = [f"{'':10}" + "".join(f"{name:^{9 * len(args.widths)}}" for name in WAYS.values()),
@@ -93,7 +99,7 @@ def table(args, losses):
     best = {(width, wide): min(args.lrs, key=lambda lr: losses[width, lr, wide])
             for wide in WAYS for width in args.widths}
     for lr in args.lrs:
-        cells = "".join(f"{losses[width, lr, wide]:8.3f}{'*' if best[width, wide] == lr else ' '}"
+        cells = "".join(f"{in_seven(losses[width, lr, wide]):>8}{'*' if best[width, wide] == lr else ' '}"
                         for wide in WAYS for width in args.widths)
         lines.append(f"{f'2^{math.log2(lr):.0f}':10}{cells}")
     return "\n".join(line.rstrip() for line in lines)

@@ -77,7 +77,9 @@ def loss_sum(model, shard):
 
 
 def train(args, model, text, world, length, steps, lr):
-    """Train it in place, on windows of this length."""
+    """Train it in place, on windows of this length; no steps: not at all."""
+    if steps == 0:
+        return
     model = DistributedDataParallel(model, world)
     optimizer = optim.AdamW(training.decay_groups(model, 0.1), lr=lr)
     schedule = optim.LambdaLR(optimizer, optim.SCHEDULES["cosine"](steps, min(20, steps // 4), final=0.1))

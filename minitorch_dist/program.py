@@ -192,14 +192,16 @@ class ArgumentParser(Sections):
                        "--out; without, other numbers of ranks have others, and would begin")
         return args
 
-    def widths(self, hidden, option="--hidden"):
-        """What the option says, as a list of integers."""
+    def widths(self, hidden, option="--hidden", fewest=0):
+        """What the option says, as a list of integers, at least so many."""
         try:
             widths = [int(width) for width in hidden.split(",") if width]
         except ValueError:
             self.error(f"{option} {hidden!r}: these are whole numbers separated by commas, like 512,512")
         if min(widths, default=1) < 1:
             self.error(f"{option} {hidden!r}: all must be at least 1")
+        if len(widths) < fewest:
+            self.error(f"{option} {hidden!r}: there must be at least {fewest}")
         return widths
 
     def windows(self, text):

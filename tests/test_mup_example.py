@@ -1,9 +1,12 @@
 """examples/mup.py: its table, and that both ways begin alike at base."""
 
+import itertools
+import math
 from pathlib import Path
 
 import pytest
 
+from examples import mup
 from tests import crews
 
 PROGRAM = Path(__file__).parents[1] / "examples" / "mup.py"
@@ -25,8 +28,18 @@ def test_the_table(tmp_path, n, flags):
     assert (tmp_path / "mup.png").stat().st_size > 10_000 and said[-1].endswith("mup.png")
 
 
+def test_large_losses_stay_in_their_columns():
+    args = mup.parse(["--widths", "8,16", "--lrs", "0", "1"])
+    losses = dict(zip(itertools.product(args.widths, args.lrs, mup.WAYS), (
+        999.9994, 1000, 1e30, math.inf, 2.0, 999.9996, 5e307, 1), strict=True))
+    rows = [line.split() for line in mup.table(args, losses).splitlines()[2:]]
+    assert rows == [["2^0", "999.999*", "2.000*", "1.0e+03*", "1.0e+03"],
+                    ["2^1", "1.0e+30", "5.0e+307", "inf", "1.000*"]]
+
+
 @pytest.mark.parametrize("flags, words", [(["--lrs", -3, -5], "--lrs -3 -5"), (["--steps", 0], "--steps 0"),
                                           (["--widths", "8,x"], "--widths '8,x'"),
+                                          (["--widths", ","], "--widths ',': there must be at least 1"),
                                           (["--lrs", -3, 2000], "-1000 to 1000"), (["--batch-size", 9999], "9999"),
                                           (["--out", f"{PROGRAM}/x"], "Not a directory"),
                                           (["--widths", "6,8", "--model", "transformer"], "heads")], ids=str)

@@ -41,6 +41,15 @@ def test_one_table_on_one_rank_and_on_two(tmp_path):
         np.testing.assert_allclose(losses, tables[1][name], atol=0.0011)
 
 
+def test_who_is_not_tuned_stays_as_it_was(tmp_path, capsys):
+    (tmp_path / "text").write_text("to be, or not to be. " * 40)
+    flags = ["--length", "4", "--stretch", "2", "--steps", "2", "--batch-size", "4", "--out", str(tmp_path)]
+    assert stretch.main([*flags, "--tune", "0", "--text", str(tmp_path / "text")]) == 0
+    for line in capsys.readouterr().out.splitlines()[3:7]:
+        losses = line[16:].split()
+        assert len(losses) == 8 and losses[:4] == losses[4:]
+
+
 def test_losses_by_position_are_those_of_the_logits():
     text, losses = read_text(PROGRAM), []
     chosen = np.linspace(0, len(text.validation) - 32 - 1, 64).astype(int)
