@@ -67,6 +67,7 @@ def parse(argv):
     args = p.parse_args(argv)
     args.beta = (0.1 if args.dpo else 0.01) if args.beta is None else args.beta
     p.check_ranges(args, RANGES)
+    p.check_needs(args, {"GRPO (no --dpo)": (not args.dpo, ["clip_low", "clip_high"])})
     return args
 
 
@@ -256,11 +257,12 @@ def picture(summary, path):
     looked, percent = xp.array(summary["looks"]).T
     with drawn(path, (8, 4.5)) as figure:
         axes = figure.subplots()
-        axes.plot(steps, 100 * rewards, label="reward: drawn answers that are right, %", lw=1.6)
-        axes.plot(looked, percent, "o-", label="unseen sums that are right, likeliest digits, %", lw=1.6)
+        axes.plot(steps, 100 * rewards, label="reward: drawn answers that are right", lw=1.6)
+        axes.plot(looked, percent, "o-", label="unseen sums that are right, likeliest digits", lw=1.6)
         axes.set_xlabel("step")
         axes.set_ylim(0, 102)
-        axes.legend(loc="lower right")
+        axes.set_ylabel("right, %")
+        figure.legend(loc="outside upper center", ncols=2, frameon=False)       # KL may be anywhere
         beside = axes.twinx()
         beside.plot(steps, kl, color="0.6", lw=1.2)
         beside.set_ylabel("KL to the careless model, nats per token", color="0.4")

@@ -61,6 +61,7 @@ def parse(argv):
     p.add_argument("--out", type=Path, default=Path("runs/lora"), help="folder for the picture and the adapters")
     args = p.parse_args(argv)
     p.check_ranges(args, RANGES)
+    p.check_needs(args, {"learning to add first (no --from)": (args.run is None, ["pretrain"])})
     try:
         args.ranks = [int(rank) for rank in args.ranks.split(",")]
     except ValueError:
@@ -180,7 +181,7 @@ def paper(model, trained, ranks):
 
 def row(name, cells):
     """A line of the table."""
-    return f"{name:22}" + "".join(f"{cell:>20}" for cell in cells)
+    return f"{name:22}" + "".join(f"  {cell:>18}" for cell in cells)
 
 
 def outcome(args, world, values, problems, learnt, options):
@@ -204,7 +205,7 @@ def picture(curves, path):
         axes.set_xlabel("optimizer step")
         axes.set_ylabel("unseen sums that are right, %")
         axes.set_ylim(0, 102)
-        axes.legend(loc="center right")
+        axes.legend()
 
 
 def prepare(args, world):

@@ -142,7 +142,7 @@ def draw(args, found, path):
             axes.set_title(title, fontsize=11)
             axes.set_xlabel("position in the window; dotted: as far as it has learned")
         figure.axes[0].set_ylabel("loss, nats per character")
-        figure.axes[0].legend(frameon=False)
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
 
 
 def main(argv=None):

@@ -4,6 +4,7 @@ import json
 import os
 import runpy
 import signal
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -100,7 +101,7 @@ def test_it_learns_to_carry(tmp_path):
 @pytest.mark.parametrize("flags, words", [
     (["--group", 1], "--group 1"), (["--temperature", 1e-40], "--temperature 1e-40: must be 1e-30 to 1e+30"),
     (["--temperature", 1e39], "--temperature 1e+39: must be 1e-30 to 1e+30"),
-    (["--careless", 1], "--careless 1"),
+    (["--careless", 1], "--careless 1"), (["--dpo", "--clip-high", 1], "--clip-high 1.0: is for GRPO"),
     (["--questions", 1], "batch_size=1"), (["--steps", 0], "--steps 0")], ids=str)
 def test_what_does_not_fit_is_said_once(tmp_path, flags, words):
     found = crews.launch([PROGRAM, *flags, "--out", tmp_path / "run"], 2, limit=30)
@@ -114,6 +115,22 @@ def test_what_does_not_fit_is_said_once(tmp_path, flags, words):
 @pytest.fixture(scope="module")
 def parts():
     return SimpleNamespace(**runpy.run_path(str(PROGRAM)))
+
+
+def test_its_legend_lies_on_no_curve(parts, tmp_path, monkeypatch):
+    """KL's axes, which are drawn over the others, included."""
+    kept, drawn = [], parts.picture.__globals__["drawn"]
+
+    @contextmanager
+    def keeping(*args):
+        with drawn(*args) as figure:
+            yield figure
+        kept.append(figure)
+    monkeypatch.setitem(parts.picture.__globals__, "drawn", keeping)
+    parts.picture({"curve": [(1, 0.1, 2.0), (2, 0.9, 0.1)], "looks": [(0, 40.0), (2, 99.0)]}, tmp_path / "curve.png")
+    (legend,), axes = kept[0].legends, kept[0].axes
+    assert len(axes) == 2 and [text.get_text()[:6] for text in legend.get_texts()] == ["reward", "unseen"]
+    assert all(legend.get_window_extent().y0 > a.get_window_extent().y1 for a in axes)
 
 
 def test_the_careless_text(parts):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from examples import lora
 from minitorch_dist import nn, training
 from minitorch_dist.flat import BLOCK, round_up
 from tests import crews
@@ -53,10 +54,16 @@ def test_the_table(run, tmp_path):
         assert len(adapters) == 2 * len(MATRICES) and sum(a.size for a in adapters.values()) == rows["QLoRA, r=3"][0]
 
 
+def test_large_numbers_stay_apart():
+    cells = ["2,048,000", "16,416,768 / 16,384,000", "8,597,504 / 8,597,504", "0.0 %"]
+    assert lora.row("LoRA, r=1000", cells).split() == "LoRA, r=1000".split() + " ".join(cells).split()
+
+
 @pytest.mark.parametrize("flags, words", [
     (["--ranks", "4,x"], "--ranks '4,x'"), (["--ranks", "0"], "--ranks 0"), (["--base", "10"], "invalid choice: 10"),
     (["--dropout", "1"], "--dropout 1"), (["--from", "nowhere"], "nowhere/summary.json"),
-    (["--batch-size", "1"], "batch_size=1")], ids=str)
+    (["--batch-size", "1"], "batch_size=1"),
+    (["--from", "runs/x", "--pretrain", "7"], "--pretrain 7: is for learning to add first")], ids=str)
 def test_what_does_not_fit_is_said_once(flags, words):
     found = crews.launch([PROGRAM, "--steps", 1, *flags], 2, limit=30)
     said = [line for text in found.stderr for line in text.splitlines() if line.startswith("lora.py: ")]

@@ -1,5 +1,6 @@
 """examples/stretch.py: its ways in closed form, its table on one rank and on two, and what doesn't fit."""
 
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,22 @@ def test_who_is_not_tuned_stays_as_it_was(tmp_path, capsys):
     for line in capsys.readouterr().out.splitlines()[3:7]:
         losses = line[16:].split()
         assert len(losses) == 8 and losses[:4] == losses[4:]
+
+
+def test_its_legend_lies_on_no_curve(tmp_path, monkeypatch):
+    kept, drawn = [], stretch.drawn
+
+    @contextmanager
+    def keeping(*args):
+        with drawn(*args) as figure:
+            yield figure
+        kept.append(figure)
+    monkeypatch.setattr(stretch, "drawn", keeping)
+    args = stretch.parse(["--length", "8", "--stretch", "2"])
+    stretch.draw(args, {way: (np.ones(16), np.ones(16)) for way in stretch.ways(8, 2)}, tmp_path / "stretch.png")
+    (legend,), axes = kept[0].legends, kept[0].axes
+    assert [text.get_text() for text in legend.get_texts()] == list(stretch.ways(8, 2))
+    assert all(legend.get_window_extent().y0 > a.get_window_extent().y1 for a in axes)
 
 
 def test_losses_by_position_are_those_of_the_logits():
