@@ -97,6 +97,8 @@ def main(argv=None):
     args = p.parse_args(argv)
     try:
         run = viz.read_run(args.run)
+        if "curve" in run.summary:
+            raise ValueError(f"{args.run}: is a run of grpo.py, which has drawn curve.png itself: it is left as it is")
         for old in (path for name in DRAWN for path in args.run.glob(name)):    # another model's, of an earlier run
             old.unlink()
         viz.learning_curve(run, args.run / "curve.png")

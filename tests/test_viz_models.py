@@ -160,6 +160,14 @@ def test_pictures_of_no_run(tmp_path):
     assert run.status == 2 and "summary.json has no 'text'" in run.stderr
 
 
+def test_a_curve_that_the_run_has_drawn_itself_stays(tmp_path):
+    flags = "--warm-steps", "1", "--steps", "1", "--questions", "8", "--group", "2"
+    assert here.run(ROOT / "examples" / "grpo.py", *flags, "--out", tmp_path).status == 0
+    before = (tmp_path / "curve.png").read_bytes()
+    run = here.run(ROOT / "examples" / "pictures.py", tmp_path)
+    assert run.status == 2 and "is a run of grpo.py" in run.stderr and (tmp_path / "curve.png").read_bytes() == before
+
+
 def test_pictures_of_a_model_that_the_summary_does_not_tell(tmp_path):
     program, flags, _ = RUNS["llama"]
     assert here.run(ROOT / program, *flags, "--out", tmp_path).status == 0
