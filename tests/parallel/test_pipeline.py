@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from minitorch_dist import nn
-from minitorch_dist.parallel.pipelines import balanced, cut_sequential
+from minitorch_dist import comm, nn
+from minitorch_dist.parallel.pipelines import Pipeline, balanced, cut_sequential
 from minitorch_dist.parallel.pipelines.schedule_blocks import BLOCKS
 from minitorch_dist.parallel.pipelines.schedules import NAMES, one_forward_one_backward, play, schedule_of, zb_h1
 from minitorch_dist.testing import ranks
@@ -194,3 +194,13 @@ def test_errors_say_what_to_do():
             if name in found:
                 assert found[name] is not None, f"{name}: accepted"
                 assert found[name][0] == kind and all(word in found[name][1] for word in words), found[name]
+
+
+@pytest.mark.parametrize("schedule, words", [
+    ("zb-v", "schedule='zb-v': a schedule is a list .* schedule_of('zb-v', "),
+    (4, "schedule=4: a schedule is .* schedule_of('1f1b', comm.size"),
+    ([["F0"]], "is a list of Steps for each rank"), (one_forward_one_backward(1, 2)[0], "is a list of Steps for each")])
+def test_what_is_no_schedule_is_told(schedule, words):
+    with pytest.raises(TypeError, match=words.replace("(", r"\(")):
+        Pipeline([nn.Linear(2, 2)], comm.world(), schedule)
+    Pipeline([nn.Linear(2, 2)], comm.world(), schedule_of("1f1b", 1, 2))

@@ -10,11 +10,17 @@ from .. import tied
 from ..fsdp.fully_sharded import FullySharded
 from ..wrapping import ReducingModule, check_not_annotated
 from . import documents
+from .schedule_steps import Step
 from .schedules import play
 
 
 def described(schedule):
-    """What has to be the same on all ranks, as lines: the sizes, then step by step."""
+    """What has to be the same on all ranks, as lines: the sizes, then step by step. TypeError for what is none."""
+    rows = schedule if isinstance(schedule, (list, tuple)) else [None]
+    if not all(isinstance(row, (list, tuple)) and all(isinstance(step, Step) for step in row) for row in rows):
+        name = schedule if isinstance(schedule, str) else "1f1b"
+        raise TypeError(f"Pipeline: schedule={schedule!r:.60}: a schedule is a list of Steps for each rank, as "
+                        f"schedule_of({name!r}, comm.size, micro_batches) makes it")
     stages, micro_batches = (len({step[place] for row in schedule for step in row}) for place in (2, 1))
     return [f"{len(schedule)} ranks, {stages} stages, {micro_batches} micro-batches",
             *(f"row {rank}, step {i}: {step}" for rank, row in enumerate(schedule) for i, step in enumerate(row))]
