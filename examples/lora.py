@@ -235,7 +235,7 @@ def main(argv=None):
         cells, curves[name], adapters = outcome(args, world, values, after, *way)
         say(row(name, cells), flush=True)
         if adapters is not None and world.rank == 0:
-            xp.savez(args.out / f"{name.replace(', r=', '-')}.npz", **adapters)
+            training.save_arrays(args.out / f"{name.replace(', r=', '-')}.npz", adapters)
     if world.rank == 0:
         picture(curves, args.out / "accuracy.png")
     say(f"accuracy over steps: {args.out / 'accuracy.png'}")

@@ -172,18 +172,18 @@ def main(argv=None):
     lines, lost = zip(*(row(low, power, first_gradient(model, *batch, power, low)[there], exact)
                         for low, power in (*(("float16", p) for p in SCALES), ("bfloat16", 0))), strict=True)
     print("\n".join(lines))
-    draw(exact, dict(zip(SCALES, lost, strict=False)), args.out / "gradients.png")
 
-    exact = first_gradient(untrained(args), *batch, low=None)
+    early = first_gradient(untrained(args), *batch, low=None)
     print(f"\nerror of that gradient before training, in few bits\n"
           f"{'':<28}{'its products':>16}{'itself':>16}{f'mean of {DRAWS}':>16}")
     for what, recipe in FEW_BITS.items():
-        print(few_bits_row(args, what, recipe, batch, exact))
+        print(few_bits_row(args, what, recipe, batch, early))
 
     print(f"\n{'':<28}{'accuracy':>14}{'left out':>12}{'activations':>16}{'cast weights':>16}")
     for what, (model, left_out, kept) in made.items():
         casts = 2 * sum(p.size for p in model.parameters()) * (ways[what][0] is not None)
         print(f"{what:<28}{accuracy(model, dataset):>12.2f} %{left_out:>12}{kept - casts:>10,} bytes{casts:>10,} bytes")
+    draw(exact, dict(zip(SCALES, lost, strict=False)), args.out / "gradients.png")
     print(f"\nthe gradients' exponents: {args.out / 'gradients.png'}")
     return 0
 

@@ -169,8 +169,9 @@ def main(argv=None):
         train(args, model, text, world, long, args.tune, lr=1e-3)
         found[way] = right_away, by_position(model, text, world, long)
     if world.rank == 0:
+        print("\n".join(table(args, found)), flush=True)
         draw(args, found, args.out / "stretch.png")
-        print("\n".join(table(args, found)), f"by position: {args.out / 'stretch.png'}", sep="\n", flush=True)
+        print(f"by position: {args.out / 'stretch.png'}", flush=True)
     world.barrier()     # while rank 0 draws no other may end, which after a signal would end the job
     return 0
 

@@ -333,7 +333,12 @@ def save_parameters(path, model):
     if odd := [name for name, array in model.state_dict().items() if backend.is_bfloat16(array.dtype)]:
         raise ValueError(f"save_parameters: {odd[0]} is bfloat16, which an .npz file would lose: save a checkpoint, or "
                          "model.to(np.float32)")
-    _replace(Path(path), lambda f: xp.savez(f, **model.state_dict()))
+    save_arrays(path, model.state_dict())
+
+
+def save_arrays(path, arrays):
+    """{name: array} as an .npz file; the old file stays until the new one is complete."""
+    _replace(Path(path), lambda f: xp.savez(f, **arrays))
 
 
 def load_parameters(path, model):

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from examples import lora, mixed_precision, stretch
 from minitorch_dist import __main__ as commands
 from minitorch_dist import program
 from tests import crews
+from tests.parallel.test_offload import file_size_limit
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 FOLDERS = ("diloco.py", "experts.py", "gossip.py", "lora.py", "mixed_precision.py", "mup.py", "parameter_server.py",
@@ -35,6 +37,16 @@ def test_a_folder_that_can_not_be_made_is_told_to_all_ranks(tmp_path):
     run = crews.launch([EXAMPLES / "experts.py", "--out", tmp_path / "file" / "below"], n=2, limit=60)
     assert run.returncode == 2 and run.stderr[1] == "", run.report()
     assert "experts.py: " in run.stderr[0] and "below: no file can be written here: Not a directory" in run.stderr[0]
+
+
+@pytest.mark.parametrize("module, flags, said, file", [
+    (stretch, "--steps 1 --tune 0 --length 4 --stretch 2", "YaRN", "stretch.png"),
+    (mixed_precision, "--data digits --epochs 1 --hidden 4 --batch-size 256", "tokens not mixed", "gradients.png"),
+    (lora, "--pretrain 1 --steps 1 --ranks 1", "LoRA, r=1", "LoRA-1.npz")], ids=["stretch", "mixed_precision", "lora"])
+def test_a_full_disk_loses_no_table_and_leaves_no_part_of_a_file(tmp_path, capsys, module, flags, said, file):
+    with file_size_limit(5_000), pytest.raises(OSError, match=f"File too large: '.*{file}'"):
+        module.main([*flags.split(), "--out", str(tmp_path)])
+    assert said in capsys.readouterr().out and not list(tmp_path.glob("*.npz"))
 
 
 def test_a_folder_is_made(tmp_path):
