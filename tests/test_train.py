@@ -333,6 +333,15 @@ def test_ranks_that_share_no_memory_say_it_once_too(tmp_path, nodes):
     assert "--lr nan" in run.stderr[0] and run.stderr[1:] == ["", ""] and "was called" not in run.stderr[0]
 
 
+@pytest.mark.parametrize("name, value", [("MINITORCH_NODES", "0"), ("MINITORCH_NODES", "²"),
+                                         ("MINITORCH_STALL_SECONDS", "soon")])
+def test_a_variable_that_can_not_be_is_said_once(name, value):
+    run = ranks.launch([TRAIN, *SMALL], n=2, limit=30, env={name: value})
+    assert not run.timed_out and run.returncode == 2, run.report()
+    assert run.stderr[0].startswith(f"train.py: {name}='{value}' must be a number") and run.stderr[1] == ""
+    assert run.stderr[0].count("\n") == 1
+
+
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("name", ["file", "file/below"])
 def test_a_folder_that_can_not_be_written(tmp_path, n, name):

@@ -37,6 +37,7 @@ def world():
     algorithm = os.environ.get("MINITORCH_COMM", "auto")
     if size == 1 and not mpi.is_loaded():
         return world_of_one(algorithm)
+    mpi.pretended_nodes()       # all ranks find the same, and can say so as long as none has joined
     with _guard.joining():
         MPI = mpi.load(size)
         if MPI.COMM_WORLD.size == 1:

@@ -73,17 +73,19 @@ def outlive_python(seconds):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(request))
 
 
-def nodes_of_world(MPI, world):
-    """The number of each rank's node, by rank. Collective.
-
-    MINITORCH_NODES=2, for tests and for trying out on one machine: the ranks pretend to live on so many nodes, in
-    blocks of equal or almost equal size.
-    """
+def pretended_nodes():
+    """MINITORCH_NODES=2, for tests and for trying out on one machine: the ranks pretend to live on so many nodes, in
+    blocks of equal or almost equal size. None: nobody pretends."""
     text = os.environ.get("MINITORCH_NODES")
-    if text is not None:
-        if not text.isdigit() or not int(text):
-            raise ValueError(f"MINITORCH_NODES={text!r} must be a number of pretended nodes, 1 or more")
-        return [rank * int(text) // world.size for rank in range(world.size)]
+    if text is not None and not (text.isascii() and text.isdigit() and int(text)):
+        raise ValueError(f"MINITORCH_NODES={text!r} must be a number of pretended nodes, 1 or more")
+    return None if text is None else int(text)
+
+
+def nodes_of_world(MPI, world):
+    """The number of each rank's node, by rank. Collective."""
+    if count := pretended_nodes():
+        return [rank * count // world.size for rank in range(world.size)]
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
     first, firsts = np.array([world.rank]), np.empty(world.size, np.int64)
     node.Bcast(first, 0)
