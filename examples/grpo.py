@@ -11,6 +11,7 @@ summary.json, parameters.npz, reference.npz (what it was after the careless text
 
 import sys
 import time
+from contextlib import contextmanager
 from itertools import count, islice
 from pathlib import Path
 
@@ -154,12 +155,22 @@ def warm_start(args, world, model, problems, interrupt):
     optimizer, schedule = optimizer_of(model, args, args.warm_lr, args.warm_steps, 0.1)
     batches = (batch for epoch in count() for batch in loader.epoch(epoch))
     for step, batch in enumerate(islice(batches, args.warm_steps), -args.warm_steps):
-        _, stop = training.train_step(model, optimizer, batch, cross_entropy, world, seed=args.seed, step=step,
-                                      units=DIGITS, clip=args.clip, stop=interrupt.wanted)
+        with divergence.ends(world), careless_in_words():
+            _, stop = training.train_step(model, optimizer, batch, cross_entropy, world, seed=args.seed, step=step,
+                                          units=DIGITS, clip=args.clip, stop=interrupt.wanted)
         schedule.step()
         if stop:
             return True
     return False
+
+
+@contextmanager
+def careless_in_words():
+    """A Diverged of the steps that are numbered up to 0 says so."""
+    try:
+        yield
+    except divergence.Diverged as error:
+        raise divergence.Diverged(f"on the careless text, whose steps are numbered up to 0: {error}") from None
 
 
 def prepare(args, world):
@@ -190,8 +201,8 @@ def begin(args, world, model, reference, problems, run, progress, interrupt):
     where somebody wants to stop."""
     if run.resume:
         return run.facts["curve"], run.facts["looks"]
-    progress.say(f"{args.warm_steps:,} steps on a text in which {100 * args.careless:.0f} % of the sums forget the "
-                 "carry")
+    progress.say(f"{args.warm_steps:,} step{'s' * (args.warm_steps > 1)} on a text in which {100 * args.careless:.0f} "
+                 "% of the sums forget the carry")
     if warm_start(args, world, model, problems, interrupt):
         progress.say("interrupted before it was asked anything: there is nothing to save, and to go on from")
         return None
@@ -200,7 +211,7 @@ def begin(args, world, model, reference, problems, run, progress, interrupt):
         training.save_parameters(args.out / "reference.npz", reference)
     looks = [(0, accuracy(reference, problems, world))]
     progress.say(f"then {looks[0][1]:.1f} % of the unseen sums are right; from now on it is told which of its own "
-                 f"answers are, {args.group} to each of {args.questions} questions per step")
+                 f"answers are, {args.group} to each of {min(args.questions, len(problems.train)):,} questions a step")
     return [], looks
 
 

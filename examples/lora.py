@@ -228,7 +228,8 @@ def main(argv=None):
         before, after = prepare(args, world)
     say = print if world.rank == 0 else lambda *said, **options: None
     values, line = pretrained(args, world, before)
-    say(f"{line}\nbase {args.base}, {args.steps:,} steps of {args.batch_size} sums on {world.size} "
+    size = min(args.batch_size, len(after.train))
+    say(f"{line}\nbase {args.base}, {args.steps:,} step{'s' * (args.steps > 1)} of {size:,} sums on {world.size} "
         f"rank{'s' * (world.size > 1)}; bytes counted / on paper\n{row('', COLUMNS)}", flush=True)
     curves = {}
     for name, way in ways(args).items():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import runpy
 import signal
 from contextlib import contextmanager
@@ -11,8 +12,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from minitorch_dist import nn, training
+from minitorch_dist import comm, nn, training
 from minitorch_dist.data.text import addition
+from minitorch_dist.parallel import DistributedDataParallel
 from tests import crews, here
 from tests.crews import threads
 
@@ -86,6 +88,13 @@ def test_a_signal_in_the_warm_start_ends_it(tmp_path, monkeypatch):
     assert here.run(PROGRAM, *flags, *short).status == 0 and steps[4:] == [-2, -1, 0, 1]
 
 
+def test_a_careless_text_that_is_not_learned_is_told_as_such(tmp_path):
+    found = here.run(PROGRAM, "--warm-lr", 1e30, "--warm-steps", 20, "--out", tmp_path)
+    assert found.status == 1 and found.stderr.count("\n") == 1
+    assert re.match(r"on the careless text, whose steps are numbered up to 0: step -1\d: the loss is nan, at a "
+                    r"learning rate of .*: the training has diverged", found.stderr)
+
+
 @pytest.mark.parametrize("temperature", [1e-30, 1e30])
 def test_the_coldest_and_the_hottest_answers_can_be_learnt_from(tmp_path, temperature):
     _, history, said = run(tmp_path, 1, "--warm-steps", 2, "--steps", 2, "--questions", 4, "--temperature", temperature)
@@ -131,6 +140,14 @@ def test_its_legend_lies_on_no_curve(parts, tmp_path, monkeypatch):
     (legend,), axes = kept[0].legends, kept[0].axes
     assert len(axes) == 2 and [text.get_text()[:6] for text in legend.get_texts()] == ["reward", "unseen"]
     assert all(legend.get_window_extent().y0 > a.get_window_extent().y1 for a in axes)
+
+
+def test_no_more_questions_are_told_than_there_are(parts, tmp_path):
+    args, said, world = parts.parse(["--questions", "100000", "--out", str(tmp_path)]), [], comm.world()
+    args.warm_steps, network = 1, lambda: nn.GPT(12, **parts.MODEL)
+    parts.begin(args, world, DistributedDataParallel(network(), world), network(), addition(2),
+                SimpleNamespace(resume=False), SimpleNamespace(say=said.append), SimpleNamespace(wanted=False))
+    assert "8 to each of 9,000 questions a step" in said[-1]
 
 
 def test_the_careless_text(parts):
