@@ -89,8 +89,8 @@ class FlatBuffer:
         if storage is None:
             self.params = zeros(self.size, self.dtype, self.device)
             self.grads = empty(self.size, self.dtype, self.device)
-        elif min(array.size for array in storage) < self.size:
-            raise ValueError(f"a FlatBuffer of {self.size} elements can't live in {storage[0].size}")
+        elif (room := min(array.size for array in storage)) < self.size:
+            raise ValueError(f"a FlatBuffer of {self.size} elements can't live in {room}")
         else:
             (self.params, self.grads), self.size = storage, storage[0].size
         self.grads[...] = 0

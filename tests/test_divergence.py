@@ -61,6 +61,14 @@ def test_a_first_loss_that_is_nan_has_no_learning_rate_to_blame():
         divergence.check(np.nan, 1)
 
 
+def test_numpy_is_quiet_of_what_a_loss_tells():
+    with warnings.catch_warnings(), divergence.quiet():
+        warnings.simplefilter("error")
+        large, zero = np.full(1, 1e308), np.zeros(1)
+        found = large * 10, large / zero, zero / zero, np.log(zero), np.log(-large)
+    assert np.array(found).astype(str).ravel().tolist() == ["inf", "inf", "nan", "-inf", "nan"]
+
+
 @pytest.mark.parametrize("clip", [None, 1.0])
 def test_a_step_that_finds_nan_leaves_the_parameters_alone(clip):
     """Nor does NumPy warn, of numbers that grow or of what is no number."""

@@ -112,6 +112,12 @@ def test_collect_tells_the_tape_what_it_overwrites():
     a.node.flat.collect(fill_missing=False)
     with pytest.raises(RuntimeError, match="overwritten"):
         y.sum().backward()
+    a.grad = None
+    (a * 2.0).sum().backward()
+    y, a.grad = a.grad * b, None        # and where it is zeroed
+    a.node.flat.collect(fill_missing=False)
+    with pytest.raises(RuntimeError, match="overwritten"):
+        y.sum().backward()
 
 
 def test_zero_grad_forgets():
@@ -143,6 +149,42 @@ def test_gradient_storage_comes_from_the_given_function():
     assert len(made) == 1 and flat.grads is made[0] and (flat.grads == 0).all()
 
 
+@pytest.mark.parametrize("first", [BLOCK, BLOCK - ALIGN, 5])
+def test_what_travels_behind_the_gradients(first):
+    """Has room of its own, behind a tensor that fills its block, too."""
+    tensors = leaves([(first,), (0,)])
+    flat = FlatBuffer(tensors, spare=ALIGN + 3)
+    flat.tail[...] = np.arange(1, ALIGN + 4)
+    assert flat.size == BLOCK * (1 if first == 5 else 2) == len(flat.grads)
+    tensors[0].grad = mt.tensor(np.full(first, 7, np.float32))
+    flat.collect(fill_missing=True)
+    end = -(-first // ALIGN) * ALIGN
+    assert (flat.grads[:first] == 7).all() and (flat.grads[first:end] == 0).all()
+    assert flat.grads[end:].tolist() == [*range(1, ALIGN + 4), *[0] * (flat.size - end - ALIGN - 3)]
+
+
+def test_storage_that_is_given():
+    """With room for all in both, or more; what stands in the padding of the parameters stays."""
+    for sizes in ((BLOCK, 2 * BLOCK), (2 * BLOCK, BLOCK)):
+        with pytest.raises(ValueError, match=f"of {2 * BLOCK} elements can't live in {BLOCK}"):
+            FlatBuffer(leaves(), storage=[np.zeros(size, np.float32) for size in sizes])
+    params, grads = (np.full(3 * BLOCK, 5, np.float32) for _ in range(2))
+    flat = FlatBuffer(leaves([(3,)]), storage=(params, grads))
+    assert flat.params is params and flat.grads is grads and flat.size == 3 * BLOCK
+    assert (params[3:] == 5).all() and not grads.any()
+
+
+def test_who_has_moved_on_lives_elsewhere():
+    a, b = leaves([(3,), (2, 2)])
+    values = a.numpy().copy()
+    old = FlatBuffer([a, b])
+    new = FlatBuffer([a])
+    assert [s.tensor for s in old.live] == [b] and [s.tensor for s in new.live] == [a]
+    old.live_in(np.arange(old.size, dtype=np.float32))
+    assert (a.numpy() == values).all() and (b.numpy() == [[16, 17], [18, 19]]).all()
+    assert inside(a.data, new.params) == 0 and inside(b.data, old.params) == ALIGN
+
+
 def test_what_does_not_belong_raises():
     a, b = leaves([(3,), (3,)])
     wide, = leaves([(3,)], np.float64)
@@ -158,6 +200,9 @@ def test_what_does_not_belong_raises():
         FlatBuffer([mt.tensor([1.0, 2.0])])
     with pytest.raises(ValueError, match="twice"):
         FlatBuffer([a, b, a])
+    a.leaf.over = object()      # shares of other ranks' parameters
+    with pytest.raises(ValueError, match="whole parameters, or shares of them on the same ranks, not both"):
+        FlatBuffer([a, b])
 
 
 def test_flat_buffers_finds_and_makes():
@@ -169,6 +214,19 @@ def test_flat_buffers_finds_and_makes():
     assert flats[2] is home and narrow.node.flat is more.node.flat is flats[0] and wide.node.flat is wider.node.flat
     again = flat_buffers([old, wider, more])        # a second look moves nothing
     assert [again[0] is home, again[1] is flats[1], again[2] is flats[0]] == [True] * 3
+
+
+def test_flat_buffers_parts_what_lives_apart():
+    """By device, and by who has the other shares; who stands twice has one place."""
+    a, b, c, d, e = leaves([(3,), (4,), (5,), (6,), (7,)])
+    for tensor, over in ((b, "rows"), (c, "columns"), (d, "rows")):
+        tensor.leaf.over = over
+    with installed():
+        far = mt.ones(3, device="cuda", requires_grad=True)
+        flats = flat_buffers([a, b, a, far, c, d, e])
+    assert [[s.tensor for s in flat.segments] for flat in flats] == [[a, e], [b, d], [far], [c]]
+    assert [(flat.device, flat.over) for flat in flats] == [
+        ("cpu", None), ("cpu", "rows"), ("cuda:0", None), ("cpu", "columns")]
 
 
 def test_a_linear_layers_weight_gradient_is_made_where_it_belongs(monkeypatch):

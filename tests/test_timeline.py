@@ -7,7 +7,9 @@ import pytest
 
 import minitorch_dist as mt
 from minitorch_dist import ledger, viz
+from minitorch_dist.comm import Communicator
 from minitorch_dist.comm.link import SimulatedLink, VirtualClock
+from minitorch_dist.comm.local import LocalEngine
 from minitorch_dist.ledger import Span
 from minitorch_dist.parallel.pipelines.schedules import NAMES, one_forward_one_backward, play, zb_h1
 from minitorch_dist.timeline import Timeline, intersection, length, stacks, union
@@ -77,6 +79,12 @@ def test_several_of_one_kind_stand_in_a_queue_and_a_real_clock_waits():
     assert clock() == 5
     link.after("recv", x, 1)        # posted before the link was there
     assert clock() == 5 and not link.due
+    for _ in range(2):              # the same array twice: due at 7 and 9
+        link.before("send", x, 1)
+        link.sent("send", 8)
+    for due in (7, 9):
+        link.after("send", x, 1)
+        assert clock() == due
     real = SimulatedLink(latency=0.02, bandwidth=1e9)
     begin = real.clock()
     real.before("barrier", None, None)
@@ -86,6 +94,7 @@ def test_several_of_one_kind_stand_in_a_queue_and_a_real_clock_waits():
 
 @pytest.mark.parametrize(("latency", "bandwidth"), [(-1e-3, 1.0), (0.0, 0.0), (0.0, float("nan"))])
 def test_a_link_that_can_not_be(latency, bandwidth):
+    SimulatedLink(0.0, float("inf"))        # the fastest of all can
     with pytest.raises(ValueError, match=f"latency={latency} seconds and bandwidth={bandwidth} bytes"):
         SimulatedLink(latency, bandwidth)
 
@@ -145,7 +154,62 @@ def test_slices_of_a_row_stand_side_by_side_or_one_in_the_other(tmp_path):
 def test_sets_of_time():
     spans = [Span("compute", "a", *times) for times in ((3, 4), (0, 2), (1, 2.5), (4, 5))]
     assert union(spans) == [(0, 2.5), (3, 5)] and length(union(spans)) == 4.5
+    assert union([Span("compute", "a", 0, 5), Span("compute", "a", 1, 2)]) == [(0, 5)]
     assert intersection([(0, 2), (3, 5)], [(1, 4), (4.5, 9)]) == [(1, 2), (3, 4), (4.5, 5)]
+    assert intersection([(0, 2)], [(2, 3)]) == []
+
+
+def test_what_a_trace_says_in_its_table_and_in_its_file(tmp_path):
+    """Worked out by hand, of two ranks; the second one computes nothing."""
+    traced = Timeline()
+    traced.spans = [[Span("compute", "backward", 1.0, 3.0), Span("compute", "wait", 3.0, 4.5),
+                     Span("communication", "all_reduce", 2.0, 5.0, "8 bytes"),
+                     Span("communication", "backward", 1.5, 2.5, "4 bytes")],
+                    [Span("communication", "send", 0.5, 0.75, "4 bytes"),
+                     Span("communication", "recv", 0.5, 1.0, "4 bytes")]]
+    assert [line.split() for line in str(traced).splitlines()] == [
+        ["rank", "backward", "wait", "communication", "hidden", "(ms)"],
+        ["0", "2000.00", "1500.00", "3500.00", "2000.00"], ["1", "0.00", "0.00", "500.00", "500.00"]]
+    traced.save(tmp_path / "far" / "away" / "trace.json")
+    events = json.loads((tmp_path / "far" / "away" / "trace.json").read_text())["traceEvents"]
+    assert [(e["pid"], e["tid"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"] == [
+        (0, 0, 1e6, 2e6), (0, 0, 3e6, 1.5e6)]
+    assert [(e["ph"], e["pid"], e["tid"], e["name"], e["ts"]) for e in events if e["ph"] in "be"] == [
+        ("b", 0, 0, "all_reduce (8 bytes)", 2e6), ("e", 0, 0, "all_reduce (8 bytes)", 5e6),
+        ("b", 0, 0, "backward (4 bytes)", 1.5e6), ("e", 0, 0, "backward (4 bytes)", 2.5e6),
+        ("b", 1, 0, "send (4 bytes)", 0.5e6), ("e", 1, 0, "send (4 bytes)", 0.75e6),
+        ("b", 1, 0, "recv (4 bytes)", 0.5e6), ("e", 1, 0, "recv (4 bytes)", 1e6)]
+    assert len({e["id"] for e in events if e["ph"] == "b"}) == 4        # viewers match them over all processes
+    assert [(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"] == [(0, 0), (1, 0)]
+
+
+class Meets:
+    """A hook by which a barrier takes so many seconds."""
+
+    def __init__(self, clock):
+        self.clock = clock
+
+    def before(self, op, x, peer):
+        pass
+
+    def after(self, op, x, peer):
+        if op == "barrier":
+            self.clock.sleep(5)
+
+
+def test_time_counts_from_where_all_have_met():
+    """What began before, as a reduction that was posted, begins with the trace."""
+    clock = VirtualClock()
+    world = Communicator(LocalEngine(), "alone", hooks=[Meets(clock)])
+    with clock.running(), ledger.record(timeline=True):
+        clock.sleep(3)
+        begin = ledger.now()
+        with mt.trace(world) as traced:
+            clock.sleep(1)
+            ledger.span("communication", "all_reduce", begin)
+            with ledger.spanning("compute", "backward"):
+                clock.sleep(2)
+    assert [s[1:4] for s in traced.spans[0]] == [("all_reduce", 0.0, 1.0), ("backward", 1.0, 3.0)]
 
 
 def test_operations_under_way_together_lie_in_lanes_of_their_own():
