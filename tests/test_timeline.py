@@ -162,21 +162,21 @@ def test_sets_of_time():
 def test_what_a_trace_says_in_its_table_and_in_its_file(tmp_path):
     """Worked out by hand, of two ranks; the second one computes nothing."""
     traced = Timeline()
-    traced.spans = [[Span("compute", "backward", 1.0, 3.0), Span("compute", "wait", 3.0, 4.5),
-                     Span("communication", "all_reduce", 2.0, 5.0, "8 bytes"),
-                     Span("communication", "backward", 1.5, 2.5, "4 bytes")],
+    traced.spans = [[Span("communication", "all_reduce", 2.0, 5.0, "8 bytes"),
+                     Span("communication", "backward", 0.5, 2.5, "4 bytes"),
+                     Span("compute", "backward", 1.0, 3.0), Span("compute", "wait", 3.0, 4.5)],
                     [Span("communication", "send", 0.5, 0.75, "4 bytes"),
                      Span("communication", "recv", 0.5, 1.0, "4 bytes")]]
     assert [line.split() for line in str(traced).splitlines()] == [
         ["rank", "backward", "wait", "communication", "hidden", "(ms)"],
-        ["0", "2000.00", "1500.00", "3500.00", "2000.00"], ["1", "0.00", "0.00", "500.00", "500.00"]]
+        ["0", "2000.00", "1500.00", "4500.00", "3000.00"], ["1", "0.00", "0.00", "500.00", "500.00"]]
     traced.save(tmp_path / "far" / "away" / "trace.json")
     events = json.loads((tmp_path / "far" / "away" / "trace.json").read_text())["traceEvents"]
     assert [(e["pid"], e["tid"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"] == [
         (0, 0, 1e6, 2e6), (0, 0, 3e6, 1.5e6)]
     assert [(e["ph"], e["pid"], e["tid"], e["name"], e["ts"]) for e in events if e["ph"] in "be"] == [
         ("b", 0, 0, "all_reduce (8 bytes)", 2e6), ("e", 0, 0, "all_reduce (8 bytes)", 5e6),
-        ("b", 0, 0, "backward (4 bytes)", 1.5e6), ("e", 0, 0, "backward (4 bytes)", 2.5e6),
+        ("b", 0, 0, "backward (4 bytes)", 0.5e6), ("e", 0, 0, "backward (4 bytes)", 2.5e6),
         ("b", 1, 0, "send (4 bytes)", 0.5e6), ("e", 1, 0, "send (4 bytes)", 0.75e6),
         ("b", 1, 0, "recv (4 bytes)", 0.5e6), ("e", 1, 0, "recv (4 bytes)", 1e6)]
     assert len({e["id"] for e in events if e["ph"] == "b"}) == 4        # viewers match them over all processes
@@ -209,6 +209,7 @@ def test_time_counts_from_where_all_have_met():
             ledger.span("communication", "all_reduce", begin)
             with ledger.spanning("compute", "backward"):
                 clock.sleep(2)
+    assert clock() == 3 + 5 + 1 + 2
     assert [s[1:4] for s in traced.spans[0]] == [("all_reduce", 0.0, 1.0), ("backward", 1.0, 3.0)]
 
 
