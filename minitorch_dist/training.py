@@ -62,11 +62,11 @@ class Run:
     def __init__(self, folder, world, settings=None, resume=False, async_save=False, saves=False):
         self.folder, self.world, self.settings = Path(folder), world, json.loads(json.dumps(settings or {}))
         self.checkpoints = Checkpoints(self.folder / "checkpoints", world, async_op=async_save)
-        if resume == "auto":
-            resume = world.broadcast_object(bool(self.checkpoints.steps()) if world.rank == 0 else None)
-        self.resume = resume        # whether it goes on
+        self.resume = resume
         self.lock = None            # rank 0's
-        if error := world.broadcast_object(self._refused() if world.rank == 0 else None):
+        error = self._refused() if world.rank == 0 else None
+        error, self.resume = world.broadcast_object((error, self.resume))       # the latter: whether it goes on
+        if error:
             self.lock = None
             raise error
         if saves:       # before hours of training, none of which could be saved
@@ -84,6 +84,8 @@ class Run:
             self.lock = Lock(self.folder)
             (self.folder / "history.jsonl").open("a").close()
             steps = self.checkpoints.steps()
+            if self.resume == "auto":
+                self.resume = bool(steps)
             if self.resume and not steps:
                 return ValueError(f"--resume: {self.checkpoints.folder} has no checkpoint. Ctrl-C writes one, and "
                                   "--save-every does")
@@ -237,8 +239,8 @@ class Run:
         return self.samples / self.busy if self.busy else 0.0
 
     def finish(self, network, **facts):
-        """Write summary and parameters; returns the summary on all ranks when they are written. RuntimeError unless all
-        hold the same bits."""
+        """Write summary and parameters; returns the summary on all ranks when they are written. On all ranks: OSError
+        where they can't be, RuntimeError unless all hold the same bits."""
         self.checkpoints.wait()
         facts |= {"resumed_at": self.resumed_at} if self.resumed_at else {}
         summary = {"ranks": self.world.size, **facts, "parameters_sha256": check_replicas(network, self.world),
@@ -246,10 +248,11 @@ class Run:
                    "samples_per_second": self.speed, "steps": self.step, "samples": self.samples,
                    "final_loss": self.loss, "bytes_sent_per_rank": self.sent,
                    "peak_memory_bytes": peak_memory_bytes()}
-        if self.world.rank == 0:
+        def write():
             save_parameters(self.folder / "parameters.npz", network)
             _replace(self.folder / "summary.json", lambda f: f.write((json.dumps(summary, indent=1) + "\n").encode()))
-        self.world.barrier()    # a rank that ends first by a status other than 0 ends the job, and rank 0's writing
+        # Nobody goes on before: a rank that ends first by a status other than 0 ends the job, and rank 0's writing.
+        together(self.world, write if self.world.rank == 0 else lambda: None)
         return summary
 
 

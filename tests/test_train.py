@@ -343,12 +343,13 @@ def test_a_variable_that_can_not_be_is_said_once(name, value):
 
 
 @pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("name", ["file", "file/below"])
-def test_a_folder_that_can_not_be_written(tmp_path, n, name):
+@pytest.mark.parametrize("name, flags", [("file", []), ("file/below", []), ("file" * 100, ["--resume", "auto"])])
+def test_a_folder_that_can_not_be_written(tmp_path, n, name, flags):
     (tmp_path / "file").write_text("a file")
-    run = start(n, *SMALL, "--steps", "3", "--out", tmp_path / name, limit=30)
+    run = start(n, *SMALL, "--steps", "3", "--out", tmp_path / name, *flags, limit=30)
     assert not run.timed_out and run.returncode == 2, run.report()
     assert str(tmp_path / "file") in run.stderr[0] and "Traceback" not in "".join(run.stderr)
+    assert run.stderr[1:] == [""] * (n - 1)
     assert (tmp_path / "file").read_text() == "a file"
 
 

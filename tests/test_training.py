@@ -279,6 +279,26 @@ def test_no_rank_ends_while_rank_0_writes(tmp_path):
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"history.jsonl", "parameters.npz", "summary.json"}
 
 
+def without_room(folder):
+    """What a run says at its end on this rank where rank 0 can't write what is left."""
+    run = training.Run(folder, comm.world())
+    with run:
+        pass
+
+    def full(path, network):
+        raise OSError(28, "No space left on device", str(path))
+    training.save_parameters = full
+    try:
+        run.finish(model())
+    except OSError as error:
+        return str(error)
+
+
+def test_a_disk_that_is_full_at_the_end_is_told_to_all(tmp_path):
+    assert ranks.call("tests.test_training:without_room", 2, (str(tmp_path),)) == [
+        f"[Errno 28] No space left on device: '{tmp_path}/parameters.npz'"] * 2
+
+
 def differing():
     """What check_replicas says on ranks whose parameters differ in one bit."""
     network = model()

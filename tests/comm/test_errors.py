@@ -1,7 +1,14 @@
 """Wrong arguments are errors that carry the values and say what to do."""
 
+import contextlib
+import gc
+import weakref
+
 import pytest
 
+from minitorch_dist.comm import Communicator
+from minitorch_dist.comm.local import LocalEngine
+from minitorch_dist.comm.together import together
 from minitorch_dist.testing import ranks
 from tests.crews import crews
 
@@ -80,6 +87,26 @@ def test_wrong_arguments():
 def test_what_one_ranks_work_raises_all_raise():
     for rank, found in enumerate(crews.call(CASES + "together_by_one", 3)):
         assert found == (dict.fromkeys(("OSError", "ValueError", "MemoryError"), "of one rank"), rank)
+
+
+def test_an_error_of_work_at_once_holds_nothing_when_it_is_over():
+    """No cycle of it and its frames, which would hold what these do until a collection."""
+    class Large:
+        pass
+
+    def work():
+        large = Large()
+        held.append(weakref.ref(large))
+        raise ValueError("of this rank")
+    held, alone = [], Communicator(LocalEngine(), "alone")
+    gc.disable()
+    try:
+        for comm in (None, alone):
+            with contextlib.suppress(ValueError):
+                together(comm, work)
+            assert held[-1]() is None
+    finally:
+        gc.enable()
 
 
 def test_a_message_of_another_size():
