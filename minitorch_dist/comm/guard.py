@@ -392,7 +392,7 @@ class Guard:
         if self.lines:
             self.mine[STALLED] = stalled
         self.say_and_hear(message)
-        left = [rank for rank, line in self.lines.items() if line[GONE]]
+        left = sorted(self.left.union(rank for rank, line in self.lines.items() if line[GONE]))
         self.end_job(1, f"these ranks have left the program: {left}" if left else "")
 
 

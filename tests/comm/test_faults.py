@@ -273,6 +273,26 @@ def test_a_rank_of_another_node_that_leaves_is_missed(tmp_path, n, leaver, round
     assert [state["calls"] for state in run.state] == [rounds + (rank != leaver) for rank in range(n)]
 
 
+OTHERS_LEFT = """
+import numpy as np
+from minitorch_dist import comm
+world = comm.world()
+if world.rank < 2:
+    world.recv(np.ones(1), 1 - world.rank)
+"""
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+def test_who_has_left_is_told_where_others_wait_too_long(tmp_path, nodes):
+    """Of other nodes, too, by who has waited and ends the job."""
+    (tmp_path / "program.py").write_text(OTHERS_LEFT)
+    run = ranks.launch([tmp_path / "program.py"], 4, limit=2 * SECONDS,
+                       env={"MINITORCH_STALL_SECONDS": "3", "MINITORCH_NODES": str(nodes)})
+    assert not run.timed_out and run.returncode == 1, run.report()
+    told = "".join(run.stderr)
+    assert "the stall limit of 3 s" in told and "these ranks have left the program: [2, 3]" in told, run.report()
+
+
 BROKEN_OFF = """
 import numpy as np
 from minitorch_dist import comm
