@@ -21,7 +21,7 @@ import numpy as np
 
 from . import mismatch
 from .memory import map_together
-from .reduction import cut, is_power_of_two
+from .reduction import cut
 from .shared import GRAIN, LINE_BYTES, Window
 from .work import Then
 
@@ -50,7 +50,7 @@ class NodesWindow(Window):
         self.in_blocks = (engine.nodes == [list(range(first, first + node.size))
                                            for first in range(0, engine.size, node.size)])
         self.across = len(engine.nodes) - 1
-        self.keeps_tree = self.in_blocks and is_power_of_two(engine.size)
+        self.keeps_tree = self.in_blocks     # of a power of two of ranks; of others there are no exact sums
 
     def _map(self, nbytes):
         return map_on_every_node(self.whole, self.engine, nbytes)
@@ -60,8 +60,6 @@ class NodesWindow(Window):
     def all_reduce(self, x, place, op, exact=False):
         """Each rank reduces the slice of its lane: over its node, then over the lane; and writes it to all of its
         node."""
-        if exact and not self.keeps_tree:
-            return None
         if self.lane is None:
             return lambda: None
         segment, offset = place
