@@ -56,13 +56,31 @@ def test_what_can_never_strike_is_refused(tmp_path, fault, words):
 def test_what_may_strike_after_a_restart_is_not_refused(monkeypatch):
     """Of a job that was started again on fewer ranks: rank 3's may have struck before."""
     world, model = comm.world(), nn.mlp([3])
-    for name, value in ((faults.VARIABLE, "kill rank=3; kill rank=0 step=30; kill restart=2 step=5"),
+    for name, value in ((faults.VARIABLE, "kill rank=3; kill rank=0 step=30; kill restart=2 step=40"),
                         (attempt.SUPERVISED, "steps"), (attempt.RESTARTS, "1")):
         monkeypatch.setenv(name, value)
     faults.refuse(world, model, 20)
     monkeypatch.setenv(attempt.RESTARTS, "0")
-    with pytest.raises(ValueError, match=r"(?s)kill rank=3: the ranks are 0 to 0.*step=30: the run ends with step 20"):
+    with pytest.raises(ValueError, match=r"(?s)kill rank=3: the ranks are 0 to 0.*step=30: the run ends with step 20$"):
         faults.refuse(world, model, 20)
+
+
+def test_a_fault_of_a_part_of_the_ranks_names_the_worlds(monkeypatch):
+    """Of ranks 4 and 6, here the second; what has struck is told by its text."""
+    part = SimpleNamespace(rank=1, size=2, world_ranks=[4, 6], all_gather_object=lambda value: [value, value])
+    monkeypatch.setattr(faults, "struck", set())
+    monkeypatch.setenv(faults.VARIABLE, "miscompute rank=6 share=-0.25; miscompute rank=4 share=3; miscompute rank=1")
+    assert faults.of_step(part, 1)("computed", 8.0) == 6.0 and faults.struck == {"miscompute rank=6 share=-0.25"}
+    with pytest.raises(ValueError, match="^MINITORCH_FAULT: miscompute rank=1: the ranks are 4 to 6$"):
+        faults.refuse(part, nn.mlp([3]), 9)
+
+
+def test_what_struck_an_earlier_run_of_this_process_is_told_of_the_next(monkeypatch):
+    monkeypatch.setattr(faults, "struck", {"sleep step=2"})
+    monkeypatch.setenv(faults.VARIABLE, "sleep step=2")
+    args, said = SimpleNamespace(check_replicas=None, stragglers=None), []
+    Checks(args, comm.world(), nn.mlp([3]), 3).end(said.append)
+    assert said == ["MINITORCH_FAULT: sleep step=2: it hasn't struck"]
 
 
 def test_what_has_not_struck_is_told(tmp_path):
@@ -180,6 +198,19 @@ def test_slow_ranks_are_told_when_they_are_others():
         checks.after(step, None, False, said.append)
         told.append(len(said))
     assert told == [0, 1, 1, 2, 2, 3] and said[1].startswith("step 4: ") and "rank 0 is slow" in said[1]
+
+
+def test_when_what_is_checked(monkeypatch):
+    """Every so many steps, and before a checkpoint: bits after the step, work of the step and of the next owner."""
+    model, found = DistributedDataParallel(nn.mlp([3]), comm.world()), []
+    monkeypatch.setattr("minitorch_dist.checks.check_same_bits", lambda *args: found.append(("bits", args[1])))
+    monkeypatch.setattr(training, "check_work", lambda *args, step, turn, seed: found.append(("work", step, turn)))
+    args = SimpleNamespace(check_replicas=4, check_work=3, stragglers=None)
+    checks = Checks(args, comm.world(), model, 9, seed=0)
+    for step in range(1, 10):
+        checks.after(step, None, step == 5, None)
+    assert found == [("work", 2, 1), ("bits", 4), ("bits", 5), ("work", 4, 1), ("work", 5, 2), ("bits", 8),
+                     ("work", 8, 3)]
 
 
 def test_work_is_checked_before_a_checkpoint(tmp_path):

@@ -178,7 +178,7 @@ def test_faults_are_read(monkeypatch):
     assert str(faults.planned()[0]) == "kill rank=1 step=30 restart=0"
     for text, words in (("boil rank=1", "'boil' is no fault; one of kill, fail, sleep"),
                         ("kill rank=one", "rank needs a number, as in rank=1"),
-                        ("kill rank", "rank needs a number"),
+                        ("kill rank", "rank needs a number"), ("kill step=1.5", "step needs a number, as in step=1"),
                         ("kill rank=1 rank=2", "rank is given twice; for two faults put ; between them"),
                         ("miscompute share=-inf", "share must be finite"),
                         ("kill seconds=3", "kill takes rank, step, restart, not 'seconds'")):

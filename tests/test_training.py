@@ -279,40 +279,21 @@ def test_no_rank_ends_while_rank_0_writes(tmp_path):
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"history.jsonl", "parameters.npz", "summary.json"}
 
 
-def without_room(folder):
-    """What a run says at its end on this rank where rank 0 can't write what is left."""
-    run = training.Run(folder, comm.world())
-    with run:
-        pass
-
-    def full(path, network):
-        raise OSError(28, "No space left on device", str(path))
-    training.save_parameters = full
-    try:
-        run.finish(model())
-    except OSError as error:
-        return str(error)
-
-
-def test_a_disk_that_is_full_at_the_end_is_told_to_all(tmp_path):
-    assert ranks.call("tests.test_training:without_room", 2, (str(tmp_path),)) == [
-        f"[Errno 28] No space left on device: '{tmp_path}/parameters.npz'"] * 2
-
-
-def differing():
-    """What check_replicas says on ranks whose parameters differ in one bit."""
+def differing(what):
+    """What check_replicas says on ranks whose parameters or buffers differ in one bit."""
     network = model()
     if comm.world().rank == 1:
-        with mt.no_grad():
-            network[0].bias[0] = np.nextafter(network[0].bias.numpy()[0], np.float32(9))
+        changed = network[0].bias.data if what == "parameters" else network[1].running_mean
+        changed[0] = np.nextafter(changed[0], np.float32(9))
     try:
         training.check_replicas(network, comm.world())
     except RuntimeError as error:
         return str(error)
 
 
-def test_ranks_that_differ_by_a_bit_are_found():
-    assert all("different parameters" in said for said in ranks.call("tests.test_training:differing", 2))
+@pytest.mark.parametrize("what", ["parameters", "buffers"])
+def test_ranks_that_differ_by_a_bit_are_found(what):
+    assert all(f"different {what}" in said for said in ranks.call("tests.test_training:differing", 2, (what,)))
 
 
 def on_unlike_processors():

@@ -1,0 +1,166 @@
+"""A training.Run: what it keeps, what it refuses, and who is told. How whole programs go on: test_resume.py."""
+
+import errno
+import fcntl
+import zlib
+
+import numpy as np
+import pytest
+
+import minitorch_dist as mt
+from minitorch_dist import comm, nn, optim, training
+from minitorch_dist.checkpoints import CheckpointError
+from tests.crews import crews
+
+CASES = "tests.test_run:"
+
+
+def without_room(folder):
+    """What a run says at its end on this rank where rank 0 can't write what is left."""
+    run = training.Run(folder, comm.world())
+    with run:
+        pass
+
+    def full(path, network):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+    save, training.save_parameters = training.save_parameters, full
+    try:
+        run.finish(nn.Linear(2, 3))
+    except OSError as error:
+        return str(error)
+    finally:
+        training.save_parameters = save
+
+
+def test_a_disk_that_is_full_at_the_end_is_told_to_all(tmp_path):
+    assert crews.call(CASES + "without_room", 2, (str(tmp_path),)) == [
+        f"[Errno 28] No space left on device: '{tmp_path}/parameters.npz'"] * 2
+
+
+def elsewhere(folder, saves):
+    """What this rank is told where rank 1 has another disk by the name of rank 0's."""
+    world = comm.world()
+    try:
+        training.Run(f"{folder}/of-{world.rank}", world, saves=saves)
+    except OSError as error:
+        return str(error)
+
+
+def test_a_run_that_will_save_wants_a_folder_that_all_ranks_see(tmp_path):
+    for said in crews.call(CASES + "elsewhere", 3, (str(tmp_path), True)):
+        assert "rank 1 on " in said and "doesn't see this folder, which rank 0 has made" in said
+    assert crews.call(CASES + "elsewhere", 3, (str(tmp_path), False)) == [None] * 3
+
+
+def test_an_error_that_is_kept_keeps_no_folder(tmp_path):
+    with pytest.raises(ValueError, match="has no checkpoint") as kept:
+        training.Run(tmp_path, comm.world(), resume=True)
+    training.Run(tmp_path, comm.world())
+    assert kept.value
+
+
+def test_a_file_system_without_locks_lets_everybody_pass(tmp_path, monkeypatch):
+    def none(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+    monkeypatch.setattr(fcntl, "flock", none)
+    assert [training.Lock(tmp_path).taken() for _ in range(2)] == [True, True]
+
+
+def run_of(folder, step=3, scaler=None, **facts):
+    """A run with a checkpoint of its last step, that was broken off."""
+    network = nn.Linear(2, 3)
+    with training.Run(folder, comm.world()) as run:
+        for _ in range(step):
+            run.log(1.5, 0, 10, 0.0)
+        run.save(network, optim.SGD(network.parameters(), lr=0.1), scaler, **facts)
+
+
+def resumed(folder, scaler=None, **watches):
+    network = nn.Linear(2, 3)
+    run = training.Run(folder, comm.world(), resume=True)
+    run.restore(network, optim.SGD(network.parameters(), lr=0.1), None, scaler, **watches)
+    return run
+
+
+def test_what_watches_a_run_goes_on_with_it(tmp_path):
+    scaler, guard = optim.GradScaler(init_scale=32.0, growth_interval=5), optim.SpikeGuard(window=4)
+    guard.spiked(1, loss=7.0)
+    run_of(tmp_path / "with", scaler=scaler, spikes=guard)
+    scaler, guard = optim.GradScaler(), optim.SpikeGuard(window=4)
+    run = resumed(tmp_path / "with", scaler, spikes=guard, another=None)
+    assert (scaler.get_scale(), scaler.growth_interval) == (32.0, 5) and guard.state_dict()["before"] == {"loss": [7.0]}
+    assert (run.step, run.samples, run.loss, run.resumed_at) == (3, 30, 1.5, 3)
+    run_of(tmp_path / "without")
+    with pytest.raises(CheckpointError, match="step 3 was saved without a GradScaler: go on without one"):
+        resumed(tmp_path / "without", optim.GradScaler())
+
+
+def test_a_history_whose_loss_is_no_number_was_changed(tmp_path):
+    run_of(tmp_path)
+    path = tmp_path / "history.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("".join(line + "\n" for line in [lines[0], lines[1].replace("1.5", "null"), lines[2]]))
+    with pytest.raises(CheckpointError, match="line 2 isn't that of step 2: was it changed"):
+        resumed(tmp_path)
+
+
+def test_a_step_that_was_resumed_from_is_not_saved_again(tmp_path):
+    run_of(tmp_path)
+    index = sorted((tmp_path / "checkpoints").glob("step-*/*"))
+    before = [path.stat().st_mtime_ns for path in index]
+    with resumed(tmp_path) as run:
+        network = nn.Linear(2, 3)
+        run.save(network, optim.SGD(network.parameters(), lr=0.1))
+    assert before and [path.stat().st_mtime_ns for path in index] == before
+
+
+@pytest.mark.parametrize("every, steps, due", [
+    (None, 7, []), (3, 7, [3, 6, 7]), (7, 7, [7]), (9, 7, [7]), (1, 3, [1, 2, 3])])
+def test_when_a_checkpoint_is_due(tmp_path, every, steps, due):
+    run = training.Run(tmp_path, comm.world())
+    found = []
+    for run.step in range(1, steps + 1):
+        if run.due(every, steps):
+            found.append(run.step)
+    assert found == due
+
+
+def test_no_step_no_speed(tmp_path):
+    run = training.Run(tmp_path, comm.world())
+    assert run.speed == 0
+
+
+def test_a_number_tells_data_apart():
+    """All of it, in its order, as lies in memory."""
+    random = np.random.default_rng(0)
+    images, labels = random.standard_normal((7, 5, 3)).astype(np.float32), random.integers(0, 9, 7)
+    assert training.crc32(images, labels) == f"{zlib.crc32(images.tobytes() + labels.tobytes()):08x}"
+    assert training.crc32(images[:, ::2].T) == f"{zlib.crc32(images[:, ::2].T.tobytes()):08x}"
+    small = np.frombuffer(b"\x00\x0f\x39\x2c", np.uint8)      # leading zeros stay
+    assert len(training.crc32(small)) == 8 and len({training.crc32(images), training.crc32(labels)}) == 2
+
+
+class Part(nn.Linear):
+    """As parallelize_module leaves one."""
+
+    is_part = True
+
+
+@pytest.mark.parametrize("network, words", [
+    (nn.Sequential(nn.Linear(2, 3), Part(3, 2)), "this rank has parts of the model only"),
+    (nn.Linear(2, 3, dtype=mt.bfloat16), "weight is bfloat16, which an .npz file would lose")], ids=["part", "16 bits"])
+def test_what_no_file_of_parameters_can_hold(tmp_path, network, words):
+    with pytest.raises(ValueError, match=words):
+        training.save_parameters(tmp_path / "parameters.npz", network)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_digest_does_not_depend_on_the_order_of_the_layers():
+    mt.manual_seed(0)
+    first, second, ways = nn.Linear(2, 3), nn.Linear(4, 2), []
+    for names in ("ab", "ba"):
+        network = nn.Module()
+        for name in names:
+            setattr(network, name, {"a": first, "b": second}[name])
+        ways.append(training.parameters_sha256(network))
+    assert ways[0] == ways[1]
