@@ -154,10 +154,15 @@ def _calls(c, odd):
         "said in words": lambda: c.agree("ring", x.dtype, x.shape, "contiguous" if odd else "zigzag"),
         "named": lambda: c.all_to_all(six.copy(), six, what="contiguous" if odd else "zigzag"),
         "split": lambda: pick(lambda: c.split(0), lambda: c.all_reduce(x)),
-        "posted": lambda: pick(lambda: c.all_reduce(x, async_op=True), lambda: c.all_reduce(y, async_op=True)).wait(),
+        "posted": lambda: waited(pick(lambda: c.all_reduce(x, async_op=True), lambda: c.all_reduce(y, async_op=True))),
         "posted against not": lambda: pick(lambda: c.all_reduce(x, async_op=True).wait(), lambda: c.all_reduce(x)),
         "third of three": lambda: (c.all_reduce(x), c.barrier(), pick(c.barrier, lambda: c.all_reduce(x))),
     }
+
+
+def waited(work):
+    """In a function of its own: errors name the line that has posted it."""
+    work.wait()
 
 
 def mismatches():
@@ -184,7 +189,7 @@ def other_pieces():
     world = comm.world()
     x, messages = np.zeros(8, "f4"), {}
     calls = {"all_reduce": lambda c, piece: c.all_reduce(piece),
-             "all_reduce, posted": lambda c, piece: c.all_reduce(piece, async_op=True).wait(),
+             "all_reduce, posted": lambda c, piece: waited(c.all_reduce(piece, async_op=True)),
              "reduce": lambda c, piece: c.reduce(piece),
              "reduce_scatter": lambda c, piece: c.reduce_scatter(x, piece),
              "all_gather": lambda c, piece: c.all_gather(piece, x)}
@@ -231,7 +236,9 @@ def unchecked():
         world.barrier()
     world.broadcast(np.zeros(2 if world.rank else 4, "f4")[:2])
     world.broadcast(np.zeros(2, "f4" if world.rank else "i4"))
-    return x[0], y[0]
+    found = x[0], y[0]
+    world.all_reduce(x, "max" if world.rank == 1 else "sum")
+    return found
 
 
 def repeated():

@@ -74,6 +74,7 @@ def test_every_rank_must_pass_the_same_piece_of_a_shared_array(n, nodes):
         for name, message in messages.items():
             assert message is not None, f"{name}: not noticed"
             assert "collective number 3:" in message and "different pieces of the shared window" in message
+            assert message.count("in <lambda>") == n
 
 
 @pytest.mark.parametrize("n, nodes, one_by_one", [(2, 1, True), (3, 1, True), (3, 1, False), (3, 2, True),
