@@ -211,6 +211,18 @@ def test_a_status_of_more_than_eight_bits_is_none_of_success(code, status):
     assert run.returncode == status and run.seconds < 5 and "was called" in "".join(run.stderr), run.report()
 
 
+def test_ranks_that_end_by_statuses_of_their_own_are_told():
+    run = ranks.launch(["-c", BY_EXIT.format("sys.exit(3 + rank)")], n=2, limit=SECONDS)
+    assert run.returncode in (3, 4) and "was called" in "".join(run.stderr), run.report()
+
+
+def test_a_thread_may_end_as_it_likes():
+    """sys.exit ends the thread, in a program whose end the guard isn't told of, too."""
+    code = "import threading; t = threading.Thread(target=sys.exit, args=(3 * rank,)); t.start(); t.join()"
+    run = ranks.launch(["-c", BY_EXIT.format(code)], n=2, limit=SECONDS)
+    assert run.returncode == 0 and "".join(run.stderr) == "", run.report()
+
+
 AS_PROGRAMS_DO = """
 import sys
 from minitorch_dist import comm

@@ -130,6 +130,10 @@ PROGRAMS = {
     "has a hook, and raises after it": (HOOK + "comm.world()\nif rank: 1 / 0" + MEET, 1, "", "ZeroDivisionError"),
     "has a hook since, and raises": ("comm.world()\n" + HOOK + "if rank: 1 / 0" + MEET, 1, "a hook of the program",
                                      "ZeroDivisionError"),
+    "ends by another status than it was about to": (
+        "comm.world()\nif rank:\n    try: sys.exit(5)\n    except SystemExit: raise SystemExit(7)" + MEET, 7, "",
+        "SystemExit(7) was raised"),
+    "computes for longer than ranks may wait": ("comm.world()\ntime.sleep(9)" + MEET, 0, "went on", ""),
     "fails at its exit, too": ("import atexit\natexit.register(lambda: 1 / 0)\nif rank: sys.exit(3)" + MEET, 3, "",
                                "sys.exit(3) was called"),
     "uses mpi4py alone, and sys.exit": ("from mpi4py import MPI\nif rank: sys.exit(3)\nMPI.COMM_WORLD.Barrier()", 3, "",
