@@ -335,8 +335,12 @@ class Repeated:
         state.enter(self.call)
         try:
             number = window.post(self.key)
-            while not window.arrived(number):
-                spins = window.pause(spins)
+            try:
+                while not window.arrived(number):
+                    spins = window.pause(spins)
+            except BaseException:       # the others wait for this part: it is done before what comes next
+                Request(window, number, self.add_up)
+                raise
             try:
                 self.add_up()
             except BaseException as error:

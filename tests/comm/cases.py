@@ -131,6 +131,34 @@ def polling():
     return [x.copy() for x in arrays]
 
 
+def interrupted():
+    """Rank 0's wait for the others is broken off, of a reduction that is new and of one that is remembered, and it goes
+    on to the next one: the values of both."""
+    world, found = comm.world(), []
+    x, y = world.empty(1000, "f8"), world.empty(1000, "f8")
+    for _ in range(2):
+        x[:], y[:] = world.rank + 1, 10 * (world.rank + 1)
+        if world.rank == 0:
+            world._window.pause = interrupt
+            try:
+                world.all_reduce(x)
+            except KeyboardInterrupt:
+                found.append("broken off")
+            del world._window.pause
+            for other in range(1, world.size):
+                world.send(np.zeros(1), other)
+        else:
+            world.recv(np.zeros(1), 0)      # before it, rank 0 has nothing to do but to wait
+            world.all_reduce(x)
+        world.all_reduce(y)
+        found += set(x.tolist()), set(y.tolist())
+    return found
+
+
+def interrupt(spins):
+    raise KeyboardInterrupt
+
+
 def data_movers():
     """One call of each of the others, in and out of the window where that matters; {name: result}."""
     world = comm.world()

@@ -118,6 +118,14 @@ def test_works_outstanding_and_waited_for_in_another_order(n, nodes):
             assert close_to_sum(x, held(n, x.size, "f8"))
 
 
+@pytest.mark.parametrize("n, nodes", [(2, 1), (3, 1), (3, 2)])
+def test_a_wait_that_is_broken_off_is_no_part_left_out(n, nodes):
+    """Rank 0 does its part when it comes to the next call."""
+    sums = [{n * (n + 1) / 2}, {10 * n * (n + 1) / 2}]
+    first, *others = ranks.call(CASES + "interrupted", n, limit=20, env={"MINITORCH_NODES": str(nodes)})
+    assert first == ["broken off", *sums] * 2 and others == [sums * 2] * (n - 1)
+
+
 @EVERYWHERE
 def test_a_look_at_where_a_rank_is_keeps_no_array_alive(n, nodes):
     """The watchdog looks from a thread of its own, which may be put to sleep while it holds what it has seen."""
