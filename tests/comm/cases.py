@@ -312,6 +312,7 @@ def memory():
     segments = len(world._window._segments)
     del many
     alive = len(world._window._segments)
+    assert all(world.in_window(x) for x in (view, *arrays) if x.size)       # those that live are those that are left
     view[:] = world.rank
     world.all_reduce(view)
     del view

@@ -1,5 +1,7 @@
 """What the ranks do in the tests of the collectives for reading, of the rooted ones, and of the mismatch check."""
 
+import warnings
+
 import numpy as np
 
 from minitorch_dist import comm, ledger
@@ -283,13 +285,22 @@ def repeated():
         known = "wrote to a read-only array"
     except ValueError:
         pass
-    del x, long, short, posted, work, works
+    turned = world.empty(64, "f8")
+    for dtype in ("f8", "i8"):      # the same array, of another dtype; -1 is NaN as a float
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)     # NumPy's, from 2.5 on
+            turned.dtype = dtype
+        for _ in range(2):
+            turned[:] = -1
+            world.all_reduce(turned)
+            facts.append((turned.copy(), np.full(64, -n, dtype)))
+    del x, long, short, posted, work, works, turned
     return facts, known, len(world._repeated)
 
 
 def remembered_by_one():
     """Sums of a part of an array, which rank 0 passes as one and the same view and the others as ever new ones; the
-    first is exact, or by another name."""
+    first is exact, or by another name; and of a whole one, that rank 0 gives another shape."""
     world, results = comm.world(), []
     whole = world.empty(64, np.float64)
     for setting, first in (("auto", {"exact": True}), ("shared", {"algorithm": "auto"})):
@@ -299,6 +310,13 @@ def remembered_by_one():
             world.all_reduce(view if world.rank == 0 else whole[:32], **options)
             results.append(float(whole[31]))
         world.algorithm = "auto"
+    square = world.empty((8, 8), np.float64)
+    for shape in ((8, 8), (8, 8), (64,)):
+        if world.rank == 0:
+            square.resize(shape)
+        square[...] = world.rank + 1
+        world.all_reduce(square if world.rank == 0 else square.reshape(shape))
+        results.append(float(square.sum()) / 64)
     return results, world.size * (world.size + 1) / 2
 
 
