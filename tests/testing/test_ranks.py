@@ -140,7 +140,7 @@ def test_launcher_environment(monkeypatch, environment, size, rank):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert (launch_env.launched_size(), launch_env.launched_rank()) == (size, rank)
-    assert not [name for name in launch_env.without_launcher(os.environ) if name in launch_env.SIZE_VARIABLES]
+    assert not launch_env.without_launcher(os.environ).keys() & {*launch_env.SIZE_VARIABLES, *launch_env.RANK_VARIABLES}
 
 
 class OtherThreads(dict):
@@ -201,6 +201,25 @@ def test_ctrl_c_while_modules_load_and_in_main_shows_no_traceback(module, code):
 def test_other_errors_are_shown_and_ctrl_c_where_others_show_it(before, then, shown):
     ended = ended_by_ctrl_c("numpy", f"{before}\ntry: import minitorch_dist\nexcept KeyboardInterrupt: {then}")
     assert shown in ended.stderr
+
+
+@pytest.mark.parametrize("size, chosen, wanted, limited", [
+    (2, {}, ["1", "1", "1"], [1]), (2, {"OMP_NUM_THREADS": "4"}, ["4", "4", "4"], []),
+    (2, {"OPENBLAS_NUM_THREADS": "3"}, ["1", "3", "1"], []), (1, {}, [None] * 3, [])])
+def test_threads_of_libraries_that_are_loaded_already(monkeypatch, size, chosen, wanted, limited):
+    found = []
+    monkeypatch.setattr(os, "environ", dict(chosen))
+    monkeypatch.setattr(launch_env, "launched_size", lambda: size)
+    monkeypatch.setattr("threadpoolctl.threadpool_limits", lambda limits: found.append(limits))
+    launch_env.default_blas_threads()
+    assert [os.environ.get(name) for name in launch_env.THREAD_VARIABLES] == wanted and found == limited
+
+
+@pytest.mark.parametrize("load, cores, times", [(0.5, 2, 1), (2, 2, 1), (7, 2, 3.5), (90, 4, 10), (3, None, 3)])
+def test_limits_grow_with_what_else_the_machine_does(monkeypatch, load, cores, times):
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 100.0, 0.0))
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert launch_env.patience() == times
 
 
 def writes_its_state(folder):
