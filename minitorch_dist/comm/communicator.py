@@ -380,6 +380,7 @@ class Communicator(Messages, Objects, OnDevices):
 
         def checked():
             self._check.meet(self._check.post(key))
+            state.met = True
             start()
         return self._do(call, buffers, False, checked)
 

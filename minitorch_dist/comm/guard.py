@@ -8,7 +8,7 @@ What a plain `mpirun python` does when one rank fails is wait for ever, or end w
                                           ranks end by the same one at one time, nothing is said
     calls os._exit                        prints where, ends the job, with a status other than 0
     leaves in the usual way               waits at the exit until all have left; a rank that waits for one that has
-                                          left prints its own place and ends the job
+                                          left, and hasn't come to that call, prints its own place and ends the job
     is interrupted from the keyboard      ends the job quietly with status 130, also from inside a call of MPI
     is killed by a signal                 (the launcher ends the job; a rank that notices first says whom it misses)
     waits too long                        all ranks print where they are, and the job ends
@@ -320,8 +320,8 @@ class Guard:
             if self.missing(state.call):
                 time.sleep(GRACE)
                 call = state.call
-                if state.calls == calls and call is not None:
-                    self.end_job(1, self.describe(call, self.missing(call)))
+                if state.calls == calls and (missing := self.missing(call)):
+                    self.end_job(1, self.describe(call, missing))
 
     def sleep_unless_interrupted(self):
         """Wait for the next look. After Ctrl-C a rank inside a call of MPI can't raise KeyboardInterrupt."""
@@ -340,7 +340,7 @@ class Guard:
         found = {}
         for rank in () if call is None else call.waits_for():
             line = self.lines.get(rank)
-            if rank in self.left or line is not None and line[GONE]:
+            if not state.met and (rank in self.left or line is not None and line[GONE]):
                 found[rank] = "has left the program"
             elif line is not None and line[TABLE] == self.mine[TABLE] and _is_dead(line[PROCESS]):
                 found[rank] = "has died without a word: killed by a signal?"

@@ -17,6 +17,7 @@ import time
 
 import numpy as np
 
+from .state import state
 from .where import caller, line
 
 FINGERPRINT_BITS = 48   # the upper 16 bits of a word hold the number of the call
@@ -190,10 +191,12 @@ class Checked:
         """Finish it. False if that took more than `timeout` seconds."""
         if timeout is None:
             self.check.meet(self.number)
+            state.met = True
             return self.request.wait()
         limit, spins = time.monotonic() + timeout, 0
         while not self.check.arrived(self.number):
             if time.monotonic() > limit:
                 return False
             spins = self.check.pause(spins)
+        state.met = True
         return self.request.wait(max(0.0, limit - time.monotonic()))

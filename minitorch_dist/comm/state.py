@@ -63,14 +63,15 @@ class Call(NamedTuple):
 class RankState:
     """`call` is what this rank waits in (None: it computes), `calls` how many blocking calls it has begun, `thread`
     the identifier of the thread that has begun the last one, `turn` that of the thread whose turn it is to compute
-    where several take turns (None: the main one computes). `waited` are the seconds spent in calls, of one within
-    another once; None as long as nobody has set it to 0.0, to be told.
+    where several take turns (None: the main one computes). `met` is whether all ranks have come to the call that
+    this one waits in, and MPI does the rest: who leaves then has done its part. `waited` are the seconds spent in
+    calls, of one within another once; None as long as nobody has set it to 0.0, to be told.
 
     `threads` are the identifiers of those that have called. Of messages `sent` and `received` count, by (communicator's
     token, the other's world rank, tag), those that were posted; `groups` are the tokens that this process knows."""
 
     def __init__(self):
-        self.call, self.calls, self.thread, self.turn = None, 0, None, None
+        self.call, self.calls, self.thread, self.turn, self.met = None, 0, None, None, False
         self.waited = self._since = None
         self._file = None
         self.threads, self.groups, self.sent, self.received = set(), set(), {}, {}
@@ -83,7 +84,7 @@ class RankState:
         if thread != self.thread:
             self.thread = thread
             self.threads.add(thread)
-        self.call = call
+        self.call, self.met = call, False
         if self.waited is not None:
             self._count()
             self._since = time.perf_counter()
@@ -92,7 +93,7 @@ class RankState:
 
     def leave(self):
         """The blocking call has returned, or raised."""
-        self.call = None
+        self.call, self.met = None, False
         if self.waited is not None:
             self._count()
         if self._file is not None:

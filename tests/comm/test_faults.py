@@ -260,51 +260,6 @@ def test_a_program_that_uses_mpi4py_alone(tmp_path, code):
     assert run.returncode == 1 and run.seconds < 4 and "[rank 1 of 2]" in run.stderr[1], run.report()
 
 
-LEAVES = """
-import sys, time
-import numpy as np
-from minitorch_dist import comm
-world, x = comm.world(), np.ones(5)
-for _ in range({rounds}):           # the others wait, and look whether somebody has left
-    time.sleep(1.2 * (world.rank == {leaver}))
-    world.all_reduce(x)
-if world.rank == {leaver}:
-    sys.exit()
-world.all_reduce(x)                 # for who has left
-"""
-
-
-@pytest.mark.parametrize("n, leaver, rounds", [(2, 0, 0), (2, 1, 0), (3, 2, 2)])
-def test_a_rank_of_another_node_that_leaves_is_missed(tmp_path, n, leaver, rounds):
-    """Long before the stall limit: it has sent a word. None comes of ranks that are only slow."""
-    (tmp_path / "program.py").write_text(LEAVES.format(leaver=leaver, rounds=rounds))
-    run = ranks.launch([tmp_path / "program.py"], n, limit=SECONDS, env={"MINITORCH_NODES": str(n)})
-    assert not run.timed_out and run.returncode == 1, run.report()
-    told = "".join(run.stderr)
-    assert f"for rank {leaver}, which has left the program" in told and "# for who has left" in told, run.report()
-    assert [state["calls"] for state in run.state] == [rounds + (rank != leaver) for rank in range(n)]
-
-
-OTHERS_LEFT = """
-import numpy as np
-from minitorch_dist import comm
-world = comm.world()
-if world.rank < 2:
-    world.recv(np.ones(1), 1 - world.rank)
-"""
-
-
-@pytest.mark.parametrize("nodes", [1, 2, 3])
-def test_who_has_left_is_told_where_others_wait_too_long(tmp_path, nodes):
-    """Of other nodes, too, by who has waited and ends the job."""
-    (tmp_path / "program.py").write_text(OTHERS_LEFT)
-    run = ranks.launch([tmp_path / "program.py"], 4, limit=2 * SECONDS,
-                       env={"MINITORCH_STALL_SECONDS": "3", "MINITORCH_NODES": str(nodes)})
-    assert not run.timed_out and run.returncode == 1, run.report()
-    told = "".join(run.stderr)
-    assert "the stall limit of 3 s" in told and "these ranks have left the program: [2, 3]" in told, run.report()
-
-
 BROKEN_OFF = """
 import numpy as np
 from minitorch_dist import comm
