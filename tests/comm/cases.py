@@ -3,6 +3,7 @@
 Data is keyed by (case, rank), so that the parent can work out what every rank held without asking it.
 """
 
+import itertools
 import os
 import weakref
 
@@ -102,6 +103,11 @@ def views():
     row = whole[1]
     in_window = world.in_window(row)
     world.all_reduce(row)
+    turned = world.empty(100, "f4")
+    for x, sent in ((turned, 1), (turned.view("i4"), -1)):      # the same place: -1 is NaN as a float
+        x[:] = sent
+        world.all_reduce(x)
+        assert (x == sent * world.size).all()
     world.all_reduce(whole[2, :0] if world.rank == 0 else np.zeros(0, "f4"))     # what is empty lies nowhere
     return whole.copy(), in_window
 
@@ -307,10 +313,17 @@ def memory():
     arrays = [world.empty(shape, dtype) for shape, dtype in (((3, 5), "f4"), (7, "f8"), ((), "i8"), ((0, 4), "f4"))]
     facts = [(x.shape, x.dtype.str, x.ctypes.data % 64 if x.size else 0, x.flags.c_contiguous, not x.any())
              for x in arrays]
+    files = len(os.listdir("/proc/self/fd"))
     many = [world.empty(10, "f4") for _ in range(300)]
+    assert len(os.listdir("/proc/self/fd")) <= files + 300      # Python keeps one for each mapping
+    whole = arrays[0].reshape(-1).view("u1")
+    for first, last in itertools.combinations(range(whole.size + 1), 2):     # 1,830 pieces: no end of what is kept
+        world.all_reduce(whole[first:last])
+    assert len(world._window.find(whole)[0]._views) <= 1001
     view = many[7][2:5]
     segments = len(world._window._segments)
     del many
+    assert len(os.listdir("/proc/self/fd")) <= files + 1
     alive = len(world._window._segments)
     assert all(world.in_window(x) for x in (view, *arrays) if x.size)       # those that live are those that are left
     view[:] = world.rank
@@ -325,6 +338,7 @@ def without_memory():
     world = comm.world()
 
     def full(file, offset, length):
+        assert offset == length > 0     # the second rank's part
         raise OSError(28, "No space left on device")
     before = os.posix_fallocate
     if world.rank == 1:

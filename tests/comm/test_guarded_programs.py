@@ -134,6 +134,10 @@ PROGRAMS = {
         "comm.world()\nif rank:\n    try: sys.exit(5)\n    except SystemExit: raise SystemExit(7)" + MEET, 7, "",
         "SystemExit(7) was raised"),
     "computes for longer than ranks may wait": ("comm.world()\ntime.sleep(9)" + MEET, 0, "went on", ""),
+    "has a hook since, and ends well": ("comm.world()\n" + HOOK + MEET, 0, "went on", ""),
+    "handles Ctrl-C, and computes on": (
+        "comm.world()\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(5)\n"
+        "except KeyboardInterrupt:\n    time.sleep(1.5)" + MEET, 0, "went on", ""),
     "fails at its exit, too": ("import atexit\natexit.register(lambda: 1 / 0)\nif rank: sys.exit(3)" + MEET, 3, "",
                                "sys.exit(3) was called"),
     "uses mpi4py alone, and sys.exit": ("from mpi4py import MPI\nif rank: sys.exit(3)\nMPI.COMM_WORLD.Barrier()", 3, "",
