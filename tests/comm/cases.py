@@ -196,6 +196,11 @@ def data_movers():
     counts = [rank + j for j in range(size)]
     world.all_to_all(out, x, counts, counts, async_op=True).wait()
     results["all_to_all with counts"] = out
+    out = np.full_like(out, np.nan)
+    work = world.all_to_all(out, x, counts, counts, async_op=True)
+    while not work.is_completed():
+        pass
+    results["all_to_all with counts, asked about"] = out
     for src in range(size):
         x = data_of(rank, 9, "f2")   # a dtype that MPI has no name for
         world.broadcast(x, src)

@@ -1,5 +1,6 @@
 """The mismatch check finds every difference on every rank, and nothing else; the rooted and repeated collectives."""
 
+import inspect
 import os
 
 import numpy as np
@@ -60,6 +61,14 @@ def test_rows_that_are_sent_are_those_that_are_expected(n, nodes):
         assert all("rank 0 sends rank 1 1 rows, which has room for 2: send_counts" in message
                    for message in messages[:3])
         assert len(messages) == 5 and "all_reduce" in messages[3] == messages[4]
+
+
+def test_a_call_from_no_file_of_the_users_is_the_innermost_s_outside(monkeypatch):
+    monkeypatch.setattr(where, "users", os.path.dirname(os.__file__) + "/nowhere/")
+    assert where.caller()[::2] == (__file__, "test_a_call_from_no_file_of_the_users_is_the_innermost_s_outside")
+    caller_of_tests = inspect.getfile(pytest.Function)
+    monkeypatch.setattr(where, "users", caller_of_tests)
+    assert where.caller()[0] == caller_of_tests
 
 
 def test_a_file_beside_the_framework_is_the_users():
