@@ -69,7 +69,8 @@ def test_a_fault_of_a_part_of_the_ranks_names_the_worlds(monkeypatch):
     """Of ranks 4 and 6, here the second; what has struck is told by its text."""
     part = SimpleNamespace(rank=1, size=2, world_ranks=[4, 6], all_gather_object=lambda value: [value, value])
     monkeypatch.setattr(faults, "struck", set())
-    monkeypatch.setenv(faults.VARIABLE, "miscompute rank=6 share=-0.25; miscompute rank=4 share=3; miscompute rank=1")
+    monkeypatch.setenv(faults.VARIABLE, "miscompute rank=6 share=-0.25; miscompute rank=4 share=3; miscompute rank=1; "
+                                        "flip rank=4 parameter=99")      # of which the other one knows
     assert faults.of_step(part, 1)("computed", 8.0) == 6.0 and faults.struck == {"miscompute rank=6 share=-0.25"}
     with pytest.raises(ValueError, match="^MINITORCH_FAULT: miscompute rank=1: the ranks are 4 to 6$"):
         faults.refuse(part, nn.mlp([3]), 9)
@@ -205,8 +206,10 @@ def test_when_what_is_checked(monkeypatch):
     model, found = DistributedDataParallel(nn.mlp([3]), comm.world()), []
     monkeypatch.setattr("minitorch_dist.checks.check_same_bits", lambda *args: found.append(("bits", args[1])))
     monkeypatch.setattr(training, "check_work", lambda *args, step, turn, seed: found.append(("work", step, turn)))
-    args = SimpleNamespace(check_replicas=4, check_work=3, stragglers=None)
-    checks = Checks(args, comm.world(), model, 9, seed=0)
+    monkeypatch.setattr("minitorch_dist.checks.Stragglers", lambda world, every, peers: found.append((every, peers)))
+    args = SimpleNamespace(check_replicas=4, check_work=3, stragglers=7)
+    checks = Checks(args, comm.world(), model, 9, peers="of a stage", seed=0)
+    assert found.pop() == (7, "of a stage")
     for step in range(1, 10):
         checks.after(step, None, step == 5, None)
     assert found == [("work", 2, 1), ("bits", 4), ("bits", 5), ("work", 4, 1), ("work", 5, 2), ("bits", 8),
