@@ -54,9 +54,9 @@ class StepLog:
         """One more step is done, which has taken so long."""
         self._write(f"{seconds:.6f}\n")
 
-    def saved(self):
-        """A checkpoint has been written of where it stands."""
-        self._write("saved\n")
+    def saved(self, step):
+        """A checkpoint of so many steps is on disk."""
+        self._write(f"saved {step}\n")
 
     def close(self):
         """The run has ended, well or by an error, and not by being lost."""
@@ -76,9 +76,11 @@ class StepLog:
             self._close_file()
 
 
-def checkpoint_written(step):
-    """A checkpoint of so many steps is on disk. Noted where no StepLog is open, which knows more."""
-    if is_supervised() and StepLog.current is None and (file := _opened(os.environ[SUPERVISED])) is not None:
+def checkpoint_written(step, log=None):
+    """A checkpoint of so many steps is on disk. Noted where no StepLog is open, but that of the run whose it is."""
+    if log is not None and log is StepLog.current:
+        log.saved(step)
+    elif is_supervised() and StepLog.current is None and (file := _opened(os.environ[SUPERVISED])) is not None:
         _written(file, f"saved {step}\n")
         os.close(file)
 
@@ -138,7 +140,7 @@ def read_steps(path):
     first, durations, saved = int(lines[begun[-1]].split()[1]) if begun else None, [], None
     for line in lines[begun[-1] + 1 if begun else 0:]:
         if line.startswith("saved"):
-            saved = int(line.split()[1]) if " " in line else first + len(durations)
+            saved = int(line.split()[1])
         else:
             durations.append(float(line))
     if first is None:

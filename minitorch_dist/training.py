@@ -110,7 +110,7 @@ class Run:
         path = self.folder / "history.jsonl"
         _replace(path, lambda file: file.writelines(self.lines))
         self.history = path.open("a", encoding="utf-8")
-        self.step_log = attempt.StepLog(self.step)
+        self.step_log = self.checkpoints.step_log = attempt.StepLog(self.step)
 
     def _ended(self):
         """Whether the folder's run has come to its end."""
@@ -173,8 +173,6 @@ class Run:
         facts = {name: fact.state_dict() if hasattr(fact, "state_dict") else fact for name, fact in facts.items()}
         self.checkpoints.save(self.step, model, optimizer, samples=self.samples, busy=self.busy, loss=self.loss,
                               settings=self.settings, sent=self.sent, **facts)
-        if self.step_log and not self.checkpoints.async_op:      # else it isn't written yet
-            self.step_log.saved()
 
     def epochs(self, loader, steps):
         """(epoch, its batches) from where the run stands on, until it has made so many steps."""

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
-from minitorch_dist import comm, nn, optim, training
-from minitorch_dist.checkpoints import CheckpointError
+from minitorch_dist import attempt, comm, nn, optim, training
+from minitorch_dist.checkpoints import CheckpointError, Checkpoints
 from tests.crews import crews
 
 CASES = "tests.test_run:"
@@ -114,6 +114,22 @@ def test_a_step_that_was_resumed_from_is_not_saved_again(tmp_path):
         network = nn.Linear(2, 3)
         run.save(network, optim.SGD(network.parameters(), lr=0.1))
     assert before and [path.stat().st_mtime_ns for path in index] == before
+
+
+@pytest.mark.parametrize("async_save, noted", [(False, [2, 4, 4]), (True, [None, 2, 4])])
+def test_a_supervisor_is_told_of_the_checkpoints_that_are_there(tmp_path, monkeypatch, async_save, noted):
+    """At the first save, at the second, which waits for one that is written beside the training, and at the end."""
+    monkeypatch.setenv(attempt.SUPERVISED, str(tmp_path / "steps"))
+    network, seen = nn.Linear(2, 3), []
+    with training.Run(tmp_path / "run", comm.world(), async_save=async_save) as run:
+        for _ in range(5):
+            run.log(1.5, 0, 10, 0.0)
+            if run.due(2, 6):
+                run.save(network, optim.SGD(network.parameters(), lr=0.1))
+                seen.append(attempt.read_steps(tmp_path / "steps").saved)
+        Checkpoints(tmp_path / "best").save(5, network)      # another's
+    run.finish(network)
+    assert [*seen, attempt.read_steps(tmp_path / "steps").saved] == noted
 
 
 def test_a_run_ends_when_its_last_checkpoint_is_there(tmp_path, monkeypatch):

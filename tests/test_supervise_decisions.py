@@ -105,7 +105,7 @@ def test_steps_are_noted(tmp_path, monkeypatch):
     log = attempt.StepLog(20)
     assert attempt.read_steps(path) == (20, [], None, True)
     log.done(0.25)
-    log.saved()
+    log.saved(21)
     log.done(1.5)
     with path.open("a") as file:
         file.write("0.1")       # a line that was cut off

@@ -55,6 +55,7 @@ class Checkpoints:
             raise ValueError(f"Checkpoints: keep={keep}; at least 1 must be kept")
         self.folder, self.comm, self.keep, self.async_op = Path(folder), comm, keep, async_op
         self._under_way = None      # the Saving
+        self.step_log = None        # of the run whose they are
 
     @property
     def _first(self):
@@ -108,7 +109,7 @@ class Checkpoints:
     def _written(self):
         """One more is there: note it, and keep the newest alone. Collective."""
         if self._first:
-            attempt.checkpoint_written(self.steps()[-1])
+            attempt.checkpoint_written(self.steps()[-1], self.step_log)
         together(self.comm, lambda: self._keep_newest() if self._first else None)
 
     def _keep_newest(self):
