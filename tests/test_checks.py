@@ -6,8 +6,10 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+import minitorch_dist as mt
 from minitorch_dist import attempt, comm, faults, nn, training
 from minitorch_dist.__main__ import main
 from minitorch_dist.checks import Checks
@@ -74,6 +76,18 @@ def test_a_fault_of_a_part_of_the_ranks_names_the_worlds(monkeypatch):
     assert faults.of_step(part, 1)("computed", 8.0) == 6.0 and faults.struck == {"miscompute rank=6 share=-0.25"}
     with pytest.raises(ValueError, match="^MINITORCH_FAULT: miscompute rank=1: the ranks are 4 to 6$"):
         faults.refuse(part, nn.mlp([3]), 9)
+
+
+def test_the_bit_that_is_asked_for_turns_over():
+    """Of a float32 number 31 is its sign, 23 the last one of its exponent."""
+    p, q = (mt.tensor(np.array([[1, 2], [4, 8]], np.float32), requires_grad=True) for _ in range(2))
+    faults.flip([p, q], parameter=1, element=2, bit=31)
+    assert p.numpy().tolist() == [[1, 2], [4, 8]] and q.numpy().tolist() == [[1, 2], [-4, 8]]
+    with pytest.raises(ValueError, match="parameter=1 has no gradient in this step"):
+        faults.flip_gradient([p, q], parameter=1)
+    p.grad, q.grad = (mt.tensor(np.full((2, 2), 4, np.float32)) for _ in range(2))
+    faults.flip_gradient([p, q], parameter=1, element=3, bit=23)
+    assert p.grad.numpy().tolist() == [[4, 4], [4, 4]] and q.grad.numpy().tolist() == [[4, 4], [4, 2]]
 
 
 def test_what_struck_an_earlier_run_of_this_process_is_told_of_the_next(monkeypatch):
