@@ -143,6 +143,27 @@ def test_launcher_environment(monkeypatch, environment, size, rank):
     assert not launch_env.without_launcher(os.environ).keys() & {*launch_env.SIZE_VARIABLES, *launch_env.RANK_VARIABLES}
 
 
+HELPER_FIRST = """
+import multiprocessing
+def ask(queue):
+    from minitorch_dist import launch_env
+    queue.put(launch_env.is_rank())
+context = multiprocessing.get_context("fork")
+queue = context.SimpleQueue()
+helper = context.Process(target=ask, args=(queue,))
+helper.start()
+helper.join()
+from minitorch_dist import launch_env
+print(queue.get(), launch_env.is_rank())
+"""
+
+
+def test_a_helper_that_is_there_before_the_rank_asks_is_none():
+    environment = launch_env.without_launcher(os.environ) | {"PMI_SIZE": "2", "PMI_RANK": "1"}
+    said = subprocess.run([sys.executable, "-c", HELPER_FIRST], env=environment, capture_output=True, text=True)
+    assert (said.stdout, said.stderr) == ("False True\n", "")
+
+
 class OtherThreads(dict):
     """An environment from which another thread takes FLEETING away as soon as its names are listed."""
 
