@@ -5,8 +5,22 @@ import numpy as np
 from exercises.frame import Check, demand, gives, when
 from exercises.frame.kernels import BY_KERNELS, LAUNCHED, NO_HARM, both, harm, is_out
 
-from . import blockwise, drawing, products
-from .blockwise import backward, forward, left_out, multiplied_at_most, walked, wrong, wrong_gradient, wrong_lse
+from . import blockwise, drawing, gradients, products
+from .blockwise import (
+    IN_BYTES,
+    TF32,
+    all_there_are,
+    anything,
+    begun,
+    forward,
+    grid_turned,
+    mostly_outside,
+    multiplied_at_most,
+    nearly,
+    walked,
+    wrong,
+    wrong_lse,
+)
 
 ONE_LAUNCH = demand("right, but in more than one launch", lambda case, got: got["launches"] == 1)
 
@@ -22,18 +36,6 @@ def out(f):
 def is_product(f):
     """A predicate: out is f(case), but for the rounding of long sums."""
     return is_out("out", f, atol=1e-4)
-
-
-TF32 = ('right to three digits: without input_precision="ieee" tl.dot multiplies float32 as tf32, whose numbers have '
-        "10 bits behind the leading one")
-
-
-def nearly(truth, off):
-    """A predicate: all of truth(case) is there, but for such a part of the largest number."""
-    def predicate(case, got):
-        return harm(got, "") == 0 and all(np.abs(got[name] - right).max() <= off * np.abs(right).max()
-                                          for name, right in truth(case).items())
-    return predicate
 
 
 def everywhere_nan(name):
@@ -69,10 +71,15 @@ class Matmul(Check):
                "or some columns of a wider matrix, doesn't. Each array has two steps",
                is_product(products.with_steps(*names.split(" and "), way=products.contiguous)))
           for names in ("x and y and out", "x and y", "x", "y", "out")),
+        when("pointers go DEPTH elements further in the loop, of x and of y alike: it is DEPTH columns of x, and DEPTH "
+             "rows of y, each times its step", is_product(products.walked_alike)),
         when("padded lanes are undefined: behind k a masked load without `other` gives anything, and tl.dot adds it to "
              "every element of the tile. 0 adds nothing",
              lambda case, got: everywhere_nan("out")(case, got) and harm(got, "outside") == 0
              and products.sizes(case)[2] % products.block_of(case)[2] > 0),
+        when("every element of out is written, and none is a number: does the kernel add to what lies in out, which "
+             "may be anything? The sum begins on the chip", lambda case, got: everywhere_nan("out")(case, got)
+             and not harm(got, "outside") and not got["unwritten"]["out"]),
         gives(TF32, out(products.in_tf32)),
         gives("the factors are rounded to 16 bits on the way: they are float32, and stay so", out(products.in_half)),
         when("the store has no mask, or one that lets too much through: what lies behind out's edges is overwritten",
@@ -104,11 +111,11 @@ class Matmul(Check):
     def cases(self, rng, ranks):
         found = []
         for (m, n, k), block, steps in (
-                ((50, 70, 37), {"block": (16, 32, 16)}, {}),
-                ((20, 35, 50), {"block": (16, 16, 32)}, {"x": (1, 23), "y": (38, 1), "out": (37, 1)}),
-                ((64, 32, 48), {"block": (32, 32, 16)}, {}), ((1, 1, 1), {"block": (16, 16, 16)}, {}),
-                ((45, 33, 20), {}, {"x": (22, 1), "y": (1, 20), "out": (1, 47)}),
-                *(((64, 64, 64), {"block": (size, size, 16)}, {}) for size in (16, 32, 64))):
+                ((50, 70, 37), (16, 32, 16), {}),
+                ((20, 35, 50), (16, 16, 32), {"x": (1, 23), "y": (38, 1), "out": (37, 1)}),
+                ((20, 35, 50), (16, 16, 32), {}), ((64, 32, 48), (32, 32, 16), {}), ((1, 1, 1), (16, 16, 16), {}),
+                ((45, 33, 20), None, {"x": (22, 1), "y": (1, 20), "out": (1, 47)}),
+                *(((64, 64, 64), (size, size, 16), {}) for size in (16, 32, 64))):
             x, y = rng.standard_normal((m, k)) + 0.5, rng.standard_normal((k, n)) + 0.5
             found.append({"x": x.astype(np.float32), "y": y.astype(np.float32),
                           "out": np.full((m, n), np.nan, np.float32), "block": block, "steps": steps})
@@ -131,30 +138,6 @@ def queries_and_keys(rng, scale, *shape):
     return rng.integers(2 if scale < 0 else -6, 9 if scale < 0 else 7, (2, *shape)) / 4
 
 
-def all_there_are(rows, places, first, place, time):
-    """In the place of the causal mask."""
-    return np.broadcast_to(places < time, np.broadcast_shapes(rows.shape, places.shape))
-
-
-def anything(rows, places, *_):
-    """The same, padding as well."""
-    return np.full(np.broadcast_shapes(rows.shape, places.shape), True)
-
-
-IN_BYTES = "the steps are in bytes: strides are, but pointers in a kernel count elements. Divide by itemsize"
-
-
-def mostly_outside(case, got):
-    """Whether more is written outside than padding could be, of the arrays that have steps."""
-    names = {"out", "q_bar", "k_bar", "v_bar"} & case.keys()
-    made = sum(case[name].size for name in names if np.isnan(case[name]).all())
-    return harm(got, "written outside") >= 0.6 * made
-
-
-def head_of_0(case):
-    return None if len(case["q"]) == 1 else forward(case, head=lambda h: 0)
-
-
 class Attention(Check):
     exercise = "26.2"
     tolerance = 2e-5
@@ -170,7 +153,8 @@ class Attention(Check):
         gives("not divided by the sum of exponentials", wrong(divided=False)),
         gives("divided by the sum in each block, and then scaled and added to as if it weren't: once, behind the last",
               wrong(divided="in each block")),
-        gives("a query sees itself, too: places <= queries, not <", wrong(seen=lambda rows, places, *_: places < rows)),
+        gives("a query sees itself, too: keys up to its own position, <= and not <",
+              wrong(seen=lambda rows, places, *_: places < rows)),
         *(gives("not causal: of its own block a query sees what comes later", wrong(seen=seen))
           for seen in (all_there_are, anything)),
         *(gives("not causal: every query sees all keys", wrong(seen=seen, last=lambda *sizes: sizes[-1]))
@@ -189,13 +173,20 @@ class Attention(Check):
               wrong(last=lambda first, queries, sources, time: first + 1)),
         gives("the loop goes over as many blocks of keys as there are blocks of queries up to here: the two have sizes "
               "of their own", wrong(last=lambda first, queries, sources, time: (first // queries + 1) * sources)),
-        gives("the keys of head 0 are taken by all: keys and values have heads of their own", head_of_0),
+        gives("the keys of head 0 are taken by all: keys and values have heads of their own",
+              blockwise.of_head_0("keys_of")),
+        gives("the queries of head 0 are taken by all: tl.program_id(1) says which head a program has",
+              blockwise.of_head_0("queries_of")),
+        gives("scores that aren't seen become 0: exp(0 - largest) is a weight, too. exp(-inf) is none",
+              wrong(unseen=0.0)),
+        gives("the largest stays -inf: what has been added up is forgotten with each block, and the last one is left",
+              wrong(replaced=False)),
         gives("keys are taken for values", wrong(values="k")),
         gives("powers of 2 in the place of e's: exp(x) is exp2(x · log₂ e)", wrong(base=np.exp2)),
         gives("lse is the sum of exponentials: it wants the logarithm, and the largest added",
               wrong_lse(lambda largest, total: total)),
-        gives("lse lacks the largest, which has been subtracted from every score",
-              wrong_lse(lambda largest, total: np.log(total))),
+        when("lse lacks the largest, which has been subtracted from every score",       # perhaps 0 but for rounding
+             is_out("lse", lambda case: forward(case, of_lse=lambda largest, total: np.log(total))["lse"], atol=1e-5)),
         gives("lse is the largest score: the logarithm of the sum is to be added to it",
               wrong_lse(lambda largest, total: largest)),
         gives("lse lacks the logarithm of the sum", wrong_lse(lambda largest, total: largest + total)),
@@ -211,6 +202,12 @@ class Attention(Check):
              lambda case, got: case["steps"] != {}),
         when(IN_BYTES, mostly_outside),
         when(TF32, nearly(forward, 2e-3)),
+        when("the grid is rounded down: the last queries, fewer than a block, have no program",
+             begun(lambda time, queries, sources: time // queries * queries)),
+        when("the grid counts blocks of keys: its programs have queries, cdiv(time, QUERIES) blocks of them",
+             begun(lambda time, queries, sources: -(-time // sources) * queries)),
+        when("the grid is turned: its first number counts blocks of queries, and tl.program_id(0) goes with it",
+             grid_turned(forward, "out", 0)),
         when("lse is never written, or only in part", lambda case, got: np.isnan(got["lse"]).any()
              and not np.isnan(got["out"]).any()),
         when("one program per block alone: the grid's second number is the heads, and tl.program_id(1) says which",
@@ -219,9 +216,9 @@ class Attention(Check):
         when("padded lanes are undefined: the weight of a key behind the end is 0, but 0 · nan is nan. `other=0.0` for "
              "keys and values", lambda case, got: np.isnan(got["out"]).any() and harm(got, "outside") == 0
              and case["q"].shape[1] % blockwise.block_of(case)[1] > 0),
-        when("a store goes beyond the last position: its mask is rows < time, and of lse queries < time",
+        when("a store goes beyond the last position: its mask is position < time, of out and of lse",
              lambda case, got: harm(got, "written") > 0),
-        when("a load goes beyond the last position: places and rows end at `time`",
+        when("a load goes beyond the last position: queries and keys end at `time`",
              lambda case, got: harm(got, "read outside") > 0),
     ]
     demands = [
@@ -232,11 +229,15 @@ class Attention(Check):
         demand(lambda case, got: f"right, but {got['bytes_written']:,} bytes are written, and out and lse have "
                                  f"{case['out'].nbytes + case['lse'].nbytes:,}: what lies between stays on the chip",
                lambda case, got: got["bytes_written"] <= case["out"].nbytes + case["lse"].nbytes),
+        demand(lambda case, got: f"right, but a program has {got['lanes'] // case['q'].shape[2]} queries, and `block` "
+                                 f"says {blockwise.block_of(case)[0]}",
+               lambda case, got: got["lanes"] <= blockwise.block_of(case)[0] * case["q"].shape[2]),
         demand(lambda case, got: f"right, but {got['bytes_read']:,} bytes are loaded, and {most_read(case):,} are "
                                  "enough for these blocks: queries once, keys and values once per block of queries, "
                                  "and no block of which nothing is seen",
                lambda case, got: got["bytes_read"] <= most_read(case)),
-        demand("right, but blocks of keys of which these queries see nothing are multiplied: end the loop before them",
+        demand("right, but blocks of keys of which these queries see nothing are multiplied: end the loop before "
+               "them, and at `time`",
                lambda case, got: got["multiplied"] <= multiplied_at_most(case, 2)),
         *BY_KERNELS,
     ]
@@ -244,12 +245,11 @@ class Attention(Check):
     def cases(self, rng, ranks):
         found = []
         for (heads, time, size), block, scale, steps in (
-                ((2, 70, 16), {"block": (16, 32)}, 0.5, {}),
-                ((3, 50, 16), {"block": (32, 16)}, 0.25, {"q": (16, 50, 1), "k": (17, 53, 1), "v": (20, 60, 1),
-                                                          "out": (18, 64, 1)}),
-                ((1, 1, 16), {"block": (16, 16)}, 2.0, {}), ((2, 48, 32), {"block": (16, 16)}, 8.0, {}),
-                ((1, 40, 16), {"block": (16, 16)}, -8.0, {}), ((2, 45, 64), {}, 0.0625, {}),
-                *(((1, time, 16), {"block": (32, 32)}, 0.25, {}) for time in (64, 128, 256))):
+                ((2, 70, 16), (16, 32), 0.5, {}), ((2, 70, 16), (32, 16), 0.5, {}),
+                ((3, 50, 16), (32, 16), 0.25, {"q": (16, 50, 1), "k": (17, 53, 1), "v": (20, 60, 1),
+                                               "out": (18, 64, 1)}),
+                ((1, 1, 16), (16, 16), 2.0, {}), ((2, 48, 32), (16, 16), 8.0, {}), ((1, 40, 16), (16, 16), -8.0, {}),
+                ((2, 45, 64), None, 0.0625, {}), *(((1, time, 16), (32, 32), 0.25, {}) for time in (64, 128, 256))):
             q, k = queries_and_keys(rng, scale, heads, time, size)
             v = rng.standard_normal((heads, time, size))
             found.append({"q": q.astype(np.float32), "k": k.astype(np.float32), "v": (v + 0.5).astype(np.float32),
@@ -280,70 +280,19 @@ def read_by_both(case):
     return 4 * heads * (size * (3 * time + 2 * walked(case)) + time + size * (2 * time + 2 * there) + 2 * there)
 
 
-def swapped_parts(s, p, q, k, bar):
-    return {"q_bar": s @ q, "k_bar": s.swapaxes(1, 2) @ k, "v_bar": p.swapaxes(1, 2) @ bar}
-
-
-def divided_by_lse(case, got):
-    """Whether the weights were exp(score) / lse; of an lse near 0 a rounding is as large as the rest."""
-    with np.errstate(all="ignore"):
-        theirs = backward(case, weights=lambda scores, lse: np.exp(scores) / lse[..., None])["q_bar"]
-    clear = np.abs(case["lse"]) > 0.1
-    return np.abs(got["q_bar"] - theirs)[clear].max() <= 1e-3 * np.abs(theirs[clear]).max()
+def too_wide(case, got):
+    """(the kernel, its programs' queries or keys, how many `block` says), of the first kernel that has more."""
+    of_launches, size = got["lanes_of_launches"], case["q"].shape[2]
+    for name, lanes, most in zip(("first", "second"), of_launches, blockwise.block_of(case), strict=False):
+        if len(of_launches) == 2 and lanes > most * size:
+            return name, lanes // size, most
+    return None
 
 
 class AttentionBackward(Check):
     exercise = "26.3"
     tolerance = 3e-5
-    signatures = [
-        gives("D is left out: it is Σ p p̄, what the softmax's own sum takes back",
-              wrong_gradient(D=lambda bar, out: np.zeros(bar.shape[:2]))),
-        gives("D is added: s̄ = p (ō vᵀ - D)", lambda case: backward(case, D=lambda bar, out: -(bar * out).sum(-1))
-              | {"D": backward(case)["D"]}),
-        gives("D is a sum of ō alone: Σ ō·o", wrong_gradient(D=lambda bar, out: bar.sum(-1))),
-        gives("D is a mean over the features: it is a sum", wrong_gradient(D=lambda bar, out: (bar * out).mean(-1))),
-        gives("q_bar lacks the scale", wrong_gradient(of_queries=False)),
-        gives("k_bar lacks the scale", wrong_gradient(of_keys=False)),
-        gives("neither q_bar nor k_bar has the scale", wrong_gradient(of_queries=False, of_keys=False)),
-        gives("v_bar is multiplied by the scale: values have nothing to do with it", lambda case: backward(
-            case, of_values=case["scale"])),
-        gives("the weights are exp(score), without lse: they don't add up to 1",
-              wrong_gradient(weights=lambda scores, lse: np.exp(scores))),
-        when("the weights are exp(score) / lse: lse is a logarithm already, exp(score - lse)", divided_by_lse),
-        gives("the weights are made without the scale: exp(q·k · scale - lse)", lambda case: backward(
-            case, weights=lambda scores, lse: np.exp(scores / case["scale"] - lse[..., None]))),
-        gives("not causal: every query sees all keys", wrong_gradient(seen=anything)),
-        gives("a query sees itself, too: places <= queries, not <",
-              wrong_gradient(seen=lambda rows, places, *_: places < rows)),
-        gives("q_bar is made of queries, and k_bar of keys: q̄ = s̄ k, and k̄ = s̄ᵀ q",
-              wrong_gradient(parts=swapped_parts)),
-        gives("v_bar is made of s̄: v̄ = pᵀ ō", wrong_gradient(parts=lambda s, p, q, k, bar: {
-            "q_bar": s @ k, "k_bar": s.swapaxes(1, 2) @ q, "v_bar": s.swapaxes(1, 2) @ bar})),
-        gives("k_bar is made of the weights: k̄ = s̄ᵀ q, of their gradients", wrong_gradient(
-            parts=lambda s, p, q, k, bar: {"q_bar": s @ k, "k_bar": p.swapaxes(1, 2) @ q,
-                                           "v_bar": p.swapaxes(1, 2) @ bar})),
-        gives("along the keys the last block is left out, in which these queries are themselves", left_out(0)),
-        gives("along the queries the first block is left out: a key is seen at its own position already", left_out(1)),
-        when(TF32, nearly(backward, 1e-2)),
-        gives("the second kernel's grid has blocks of queries: its programs have keys, cdiv(time, SOURCES) blocks of "
-              "them", blockwise.grid_of_queries),
-        when("the steps between heads and positions are the arrays' own; those of lse and D are time and 1",
-             lambda case, got: case["steps"] != {}),
-        when(IN_BYTES, mostly_outside),
-        when("D is never written", lambda case, got: np.isnan(got["D"]).all()),
-        when("D is read before it is written: the queries kernel, which stores it, must be launched first",
-             lambda case, got: np.isnan(got["k_bar"]).all() and not np.isnan(got["v_bar"]).any()),
-        when("padded lanes are undefined: what lies behind the last position has weight 0, but 0 · nan is nan. "
-             "`other=0.0` for all that is multiplied", lambda case, got: any(
-                 np.isnan(got[name]).any() for name in ("q_bar", "k_bar", "v_bar")) and harm(got, "outside") == 0
-             and any(case["q"].shape[1] % size for size in blockwise.block_of(case))),
-        when("an element is written by two programs: a sum over queries belongs to one program of keys, and another's "
-             "share would overwrite it", lambda case, got: harm(got, "two programs") > 0),
-        when("a store goes beyond the last position: its mask asks for < time",
-             lambda case, got: harm(got, "written outside") > 0),
-        when("a load goes beyond the last position: places and rows end at `time`",
-             lambda case, got: harm(got, "read outside") > 0),
-    ]
+    signatures = gradients.MISTAKES
     demands = [
         LAUNCHED,
         demand("right, but not by tl.dot, or not all of it: five products, two of which both kernels make",
@@ -358,6 +307,9 @@ class AttentionBackward(Check):
         demand(lambda case, got: f"right, but {got['bytes_read']:,} bytes are loaded, and {read_by_both(case):,} are "
                                  "enough for these blocks, if no block is loaded of which nothing is seen",
                lambda case, got: got["bytes_read"] <= read_by_both(case)),
+        demand(lambda case, got: "right, but a program of the {} launch has {} positions, and `block` says {}".format(
+            *too_wide(case, got)),
+               lambda case, got: too_wide(case, got) is None),
         demand("right, but blocks are multiplied of which nothing is seen: a loop along the keys ends behind the last "
                "of these queries, one along the queries begins at the first of these keys",
                lambda case, got: got["multiplied"] <= multiplied_at_most(case, 3, 4)),
@@ -367,9 +319,9 @@ class AttentionBackward(Check):
     def cases(self, rng, ranks):
         found = []
         for (heads, time, size), block, scale, step in (
-                ((2, 50, 16), {"block": (16, 32)}, 0.5, None), ((3, 70, 16), {"block": (32, 16)}, 0.25, (16, 50, 1)),
-                ((1, 3, 16), {"block": (16, 16)}, 0.25, None), ((1, 112, 32), {"block": (16, 16)}, 1.0, None),
-                ((1, 33, 16), {}, 0.25, None)):
+                ((2, 50, 16), (16, 32), 0.5, None), ((1, 70, 16), (32, 16), 0.5, None),
+                ((2, 70, 16), (32, 16), 0.25, (16, 90, 1)), ((1, 3, 16), (16, 16), 0.25, None),
+                ((1, 112, 32), (16, 16), 1.0, None), ((1, 33, 16), None, 0.25, None)):
             q, k = queries_and_keys(rng, scale, heads, time, size).astype(np.float32)
             v, bar = (rng.standard_normal((2, heads, time, size)) + 0.3).astype(np.float32)
             case = {"q": q, "k": k, "v": v, "scale": scale, "block": block}
@@ -384,7 +336,7 @@ class AttentionBackward(Check):
 
     def truth(self, case):
         unchanged = {name: case[name] for name in ("q", "k", "v", "out", "lse", "out_bar")}
-        return {**backward(case), **unchanged, "memory": NO_HARM}
+        return {**gradients.backward(case), **unchanged, "memory": NO_HARM}
 
 
 def made_bytes(case):

@@ -12,7 +12,7 @@ def tiles(path, runs):
     """Bytes loaded per multiply-add, by the size of a tile. runs: [(case, got)] of one product."""
     found = [("row by column", 8.0)]
     for case, got in runs:
-        rows, columns, _ = case["block"]["block"]
+        rows, columns, _ = case["block"]
         multiplied = np.prod([*case["out"].shape, case["x"].shape[1]])
         found.append((f"your kernel, {rows} × {columns}", got["bytes_read"] / multiplied))
     figure, axes = canvas(size=(8.6, 2.8))

@@ -17,7 +17,7 @@ def called(learner, inputs, made, *more):
         if isinstance(value, np.ndarray):
             steps = inputs["steps"].get(name)
             arrays[name] = laid(value, steps or [step // value.itemsize for step in value.strides])
-    learner(*arrays.values(), *more, **inputs["block"])
+    learner(*arrays.values(), *more, **({} if inputs["block"] is None else {"block": tuple(inputs["block"])}))
     read = {name: a for name, a in arrays.items() if name not in made}
     return {**{name: np.array(a) for name, a in arrays.items()},
             **meter.facts(read, {name: arrays[name] for name in made})}

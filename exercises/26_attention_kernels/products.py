@@ -12,7 +12,7 @@ def sizes(case):
 
 def block_of(case):
     """(ROWS, COLUMNS, DEPTH)"""
-    return tuple(case["block"].get("block", DEFAULT))
+    return tuple(case["block"] or DEFAULT)
 
 
 def tiles(case):
@@ -136,6 +136,25 @@ def with_steps(*names, way):
         with np.errstate(invalid="ignore"):
             return put(case, taken(case, "x", steps["x"]) @ taken(case, "y", steps["y"]), steps["out"])
     return found
+
+
+def walked_alike(case):
+    """Behind each block of depth, x's and y's pointers go on by the depth, in elements, whatever the steps are."""
+    (m, n, k), depth = sizes(case), block_of(case)[2]
+    total = np.zeros((m, n))
+    for first in range(0, k, depth):
+        lanes = np.arange(min(depth, k - first))
+        parts = []
+        for name, rows, columns in (("x", np.arange(m), lanes), ("y", lanes, np.arange(n))):
+            steps = steps_of_array(case, name)
+            own = at(case[name].shape, steps)
+            theirs = first + rows[:, None] * steps[0] + columns * steps[1]
+            memory = np.full(max(own.max(), theirs.max()) + 1, np.nan)
+            memory[own] = case[name]
+            parts.append(memory[theirs])
+        with np.errstate(invalid="ignore"):
+            total += parts[0] @ parts[1]
+    return total
 
 
 def contiguous(case, name):

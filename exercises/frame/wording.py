@@ -29,11 +29,15 @@ def place(cases, i, n):
 
 
 def brief(inputs):
-    """The inputs that fit into a line: numbers and short strings, and shapes."""
+    """The inputs that fit into a line: numbers, a few of them, and short strings, and shapes."""
     short = [f"{name}={number(value) if isinstance(value, float) else repr(value)}" for name, value in inputs.items()
-             if isinstance(value, (bool, int, float, str)) and len(repr(value)) < 30]
+             if (isinstance(value, (bool, int, float, str)) or few_numbers(value)) and len(repr(value)) < 30]
     shapes = [f"{name} of shape {list(value.shape)}" for name, value in inputs.items() if isinstance(value, np.ndarray)]
     return ", ".join((short + shapes)[:MANY]) + " …" * (len(short + shapes) > MANY)
+
+
+def few_numbers(value):
+    return isinstance(value, (list, tuple)) and bool(value) and all(type(x) in (int, float) for x in value)
 
 
 def difference(label, got, expected):
@@ -108,7 +112,7 @@ def unknown_mistake(outputs, truths, wrong, n):
         return where + one_place
     nan = [pair[2] for pair in pairs if pair[:2] == (i, rank) and np.isnan(pair[3]).any() > np.isnan(pair[4]).any()]
     if nan:
-        return f"{where}{enumerated(nan)} holds nan: an element that was never written, or nothing divided by nothing"
+        return f"{where}{enumerated(nan)} holds nan: an element that was never written, or ∞ - ∞, 0 · ∞ or 0 / 0"
     flat = np.concatenate([np.ravel(g).astype(complex) for g, _ in arrays])
     right = np.concatenate([np.ravel(e).astype(complex) for _, e in arrays])
     ratio = constant_ratio(flat, right)

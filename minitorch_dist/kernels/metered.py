@@ -38,13 +38,15 @@ class Meter:
 
     def __init__(self):
         self.launches, self.bytes_read, self.bytes_written = 0, 0, 0
-        self.outside_read, self.outside_written, self.written_twice, self.lanes = 0, 0, 0, 0
+        self.outside_read, self.outside_written, self.written_twice = 0, 0, 0
         self.programs, self.idle, self.multiplied = 0, 0, 0
         self.read, self.written, self.numpy = [NOWHERE], [NOWHERE], []
+        self.lanes = []     # of each launch the most that one store has
 
     def begin(self, arrays):
         """A launch that gets these arrays."""
         self.launches += 1
+        self.lanes.append(0)
         self.known = np.sort(np.concatenate([NOWHERE, *map(addresses, arrays)]))
         self.stored, self.begun = {}, set()
 
@@ -67,8 +69,8 @@ class Meter:
                            "elements written outside of the arrays": self.outside_written,
                            "elements written by two programs": self.written_twice},
                 "launches": self.launches, "bytes_read": self.bytes_read, "bytes_written": self.bytes_written,
-                "lanes": self.lanes, "programs": self.programs, "idle": self.idle, "multiplied": self.multiplied,
-                "numpy": self.numpy[:1],
+                "lanes": max(self.lanes, default=0), "lanes_of_launches": self.lanes, "programs": self.programs,
+                "idle": self.idle, "multiplied": self.multiplied, "numpy": self.numpy[:1],
                 "unread": missing(read, self.read), "unwritten": missing(written, self.written)}
 
 
@@ -101,7 +103,7 @@ def store(self, ptrs, value, mask, *hints):
     Meter.current.bytes_written += int(np.count_nonzero(wanted)) * np.dtype(
         interpreter._get_np_dtype(ptrs.get_element_ty())).itemsize
     Meter.current.written.append(at[safe])
-    Meter.current.lanes = max(Meter.current.lanes, at.size)
+    Meter.current.lanes[-1] = max(Meter.current.lanes[-1], at.size)
     Meter.current.stored.setdefault(interpreter.interpreter_builder.grid_idx, []).append(at[safe])
     return interpreter._interpreter.store(at, value.data, safe)
 

@@ -28,7 +28,7 @@ def matmul_kernel(x, y, out, m, n, k, x_rows, x_columns, y_rows, y_columns, out_
 
     Numbers that axis 0 of a tile is to have are a column, a[:, None], those of axis 1 a row, a[None, :]; what is put
     together of both is a tile. tl.dot(a, b, input_precision="ieee") is the product of two tiles, in float32. The edges
-    of all three matrices may run through a tile.
+    of all three matrices may run through a tile; lanes behind them load nothing.
     """
     # begin with the rows and columns of this program's tile: tl.program_id(0) counts tiles downwards, tl.program_id(1)
     # to the right. Then a tile of zeros, tl.zeros((ROWS, COLUMNS), tl.float32), to which DEPTH columns of x times DEPTH
