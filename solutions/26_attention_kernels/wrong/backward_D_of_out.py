@@ -1,4 +1,4 @@
-# 26.3: D is Σ o²
+# 26.3: D is Σ o²: one of the two is ō
 """26.3 Its gradient: the weights are made again, block by block, twice.
 
 With p = exp(score - lse) the weights, o = p v and ō the gradient by o:

@@ -1,4 +1,4 @@
-# 26.3: powers of 2
+# 26.3: powers of 2 in the place of
 """26.3 Its gradient: the weights are made again, block by block, twice.
 
 With p = exp(score - lse) the weights, o = p v and ō the gradient by o:
