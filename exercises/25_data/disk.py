@@ -147,6 +147,14 @@ def left_side(row, rows, bounds, counts, length):
     return file, (row - int(bounds[file])) * length
 
 
+def left_side_unguarded(before):
+    """The same where row 0 isn't looked at, by so many files before the one that searchsorted gives."""
+    def at(row, rows, bounds, counts, length):
+        file = int(np.searchsorted(bounds, row, side="left")) - before
+        return file, (row - int(bounds[file])) * length
+    return at
+
+
 def next_file(row, rows, bounds, counts, length):
     file, first = rows[row]
     return file + 1, first
@@ -265,6 +273,8 @@ SIGNATURES = [
     p("these are the numbers of rows of each file; bounds are their sums, from 0 on", bounds=per_file),
     p("off by one at the files' bounds: row bounds[i] is the first of file i, not the last of the file before",
       at=left_side),
+    *(p("searchsorted from the left: it finds the first bound that isn't below the row; wanted is the last one that "
+        "isn't above it", at=left_side_unguarded(before)) for before in (1, 0)),
     p("the file's number is one too high: searchsorted counts the bounds up to the row, of which bounds[0] is one",
       at=next_file),
     p("of files that begin at the same row the first is taken; those before the last have no rows", at=empty_ones),

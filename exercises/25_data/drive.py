@@ -134,7 +134,7 @@ def where(learner, inputs, run):
 
 
 class Outside(Exception):
-    """A place that a source doesn't have: other cases tell why."""
+    """A sample that the run doesn't have, or a place that a source doesn't have: other cases tell why."""
 
 
 def train(learner, inputs, run):
@@ -156,6 +156,8 @@ def train(learner, inputs, run):
         """(inputs, targets) of a rank's samples, one below the other."""
         found = [np.empty((2, 0, length), np.int64)]
         for sample in run.module.part(step, batch, rank, size):
+            if not 0 <= sample < sum(count for count, _ in phases):
+                raise Outside
             source, number, place = learner(int(sample), [(count, list(pattern)) for count, pattern in phases],
                                                 list(sizes))
             if not 0 <= place < sizes[source]:

@@ -202,6 +202,8 @@ SIGNATURES = [     # `where` before `had`: what is wrong with that shows in both
     p("part: the last ranks have one more: it is the first", part=last_ranks_more),
     p("part: parts are rounded up, so that the last ranks have less, or nothing; they differ by one at most",
       part=rounded_up),
+    p("part: parts are rounded up, so that the last ranks have some of the next step's batch, too", part=lambda step,
+      batch, rank, size: step * batch + rank * -(-batch // size) + np.arange(-(-batch // size))),
     p("part: batch_size is all ranks' together: each has a whole batch", part=lambda step, batch, rank, size:
       (step * size + rank) * batch + np.arange(batch)),
     p("part: each rank has the whole batch, so that all do the same", part=lambda step, batch, rank, size:
@@ -209,6 +211,8 @@ SIGNATURES = [     # `where` before `had`: what is wrong with that shows in both
     p("part: a step is all ranks' batch long, not as long as this rank's part", part=steps_of_part),
     p("part: step 0 begins with sample 0; the first batch is left out", part=lambda step, batch, rank, size:
       part(step + 1, batch, rank, size)),
+    p("part: steps count from 0: step 0 has what lies before the first sample", part=lambda step, batch, rank, size:
+      part(step - 1, batch, rank, size)),
     p("part: numbers beyond 2³¹ are cut off: they are int64", part=lambda *of: part(*of).astype(np.int32)),
     p("part: each step has the samples of the first", part=lambda step, batch, rank, size: part(0, batch, rank, size)),
     when("part: the pieces follow each other, but others have one more: the first batch_size % size ranks do",

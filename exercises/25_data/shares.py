@@ -15,7 +15,7 @@ def cases(rng):
     """Weights: first a few, of which each known mistake breaks the bound; then those with which the others do."""
     found = [[8, 3, 1], [7, 7, 7, 7, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 10], [5, 5, 1, 1, 1, 1, 1], [0, 4, 0, 1, 1, 0],
              [3, 3, 3, 1, 1, 3, 1, 3, 1], [17, 17, 5, 5, 5, 3, 3, 1, 1], [7], [1, 1], [6, 4], [0, 0, 3],
-             [1] * 9, [2, 4, 8, 16, 32], [97, 1, 2], [12, 12, 12, 1, 1, 1, 1, 1, 1, 1]]
+             [1] * 9, [2, 4, 8, 16, 32], [97, 1, 2], [30, 13, 15], [12, 12, 12, 1, 1, 1, 1, 1, 1, 1]]
     for size in (3, 4, 6, 9):
         weights = rng.integers(0, 14, size)
         weights[rng.integers(size)] += 1
@@ -114,7 +114,8 @@ def told(got, weights):
     share = Fraction(k * weights[i], sum(weights))
     said = (f"weights {weights}: after {k} turns source {i} has had {had}, and its share is {float(share):.2f}: "
             f"{float(abs(off)):.2f} samples too {'many' if off > 0 else 'few'}, where less than 1 was asked for")
-    known = next((text for order, text in KNOWN if list(got) == order(weights)), "")
+    whole = "A whole sample exactly: <= for <, or a float that can't tell the two apart" if abs(off) == 1 else ""
+    known = next((text for order, text in KNOWN if list(got) == order(weights)), whole)
     return f"{said}. {known}" if known else said
 
 
