@@ -264,7 +264,7 @@ SIGNATURES = [
     n(BOTH, "the logits are left out: dim · vocabulary for each position", head=False),
     n(BOTH, "only the last position's logits are counted; they are worked out for all that are read", last_only=True),
     n(BOTH, "the matrices of the net are dim · 4 dim and 4 dim · dim, four times as large as those of attention: 12 "
-      "dim² in all, not 6", matrices=6),
+      "dim² in all, not 6, with a multiplication and an addition each", matrices=6),
     n(BOTH, "one of the two matrices of the net is missing, or all four of attention: 4 dim² for attention, 8 dim² for "
       "the net", matrices=8),
     n(BOTH, "that is attention's four matrices; the net's two are 8 dim²", matrices=4),

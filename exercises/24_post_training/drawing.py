@@ -46,7 +46,8 @@ def written(runs, path):
     time, count = case["tokens"].shape[1], len(case["noise"])
     figure, (left, right) = canvas(1, 2, size=(9.2, 4.2))
     steps = range(1, count + 1)
-    yours = np.cumsum([positions for layer, _, positions in got["worked"] if layer == 0])
+    read = np.cumsum([positions for layer, _, positions in got["worked"] if layer == 0])    # in any number of reads
+    yours = [read[np.searchsorted(read, time + i)] for i in range(count)]
     left.plot(steps, np.cumsum([time + i for i in range(count)]), color=COLORS[1], lw=2, label="all tokens anew")
     left.plot(steps, yours, color=COLORS[0], lw=2, label="yours, counted")
     left.set(xlabel="tokens written", ylabel="positions worked on", ylim=(0, None))

@@ -331,6 +331,9 @@ SIGNATURES = [
         r * a, between(r, low, high) * a)),
     token("ρ is upside down: the probability now over the old one", lambda r, a, low, high: -smaller(
         a / r, between(1 / r, 1 - low, 1 + high) * a)),
+    token("ρ is upside down: the probability now over the old one", lambda r, a, low, high: -smaller(
+        a / r, between(1 / r, 1 - low, 1 + high) * a),
+        slope=lambda r, a, low, high: np.where(bitten(1 / r, a, low, high), 0, -a / r)),
     token("ρ is a difference of logarithms: exp of it", lambda r, a, low, high: -smaller(
         np.log(r) * a, between(np.log(r), 1 - low, 1 + high) * a)),
     token("the logarithm of ρ is what is multiplied by A: ρ itself", lambda r, a, low, high: -smaller(
@@ -342,6 +345,8 @@ SIGNATURES = [
     g("k3: log r has a slope, too: 1 - r", kl_slope=lambda r: -r),
     g("k3: its slope is 0, as if log_probs were a constant", kl_slope=lambda r: 0 * r),
     g("k3: its slope is that of k2, -log r", kl_slope=lambda r: -np.log(r)),
+    g("k3: r is upside down: the reference's probability over the policy's", kl=lambda now, reference: np.exp(
+        now - reference) - 1 - (now - reference), kl_slope=lambda r: 1 - 1 / r),
     g("k3: this slope is by the probability: by its logarithm, 1 - r", kl_slope=lambda r: 1 - 1 / r),
     g("k3: that is k1, the mean of which is right, too, but whose single values are below 0 half of the time",
       kl=lambda now, reference: now - reference),

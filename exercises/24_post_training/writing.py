@@ -105,7 +105,7 @@ def generate(model, tokens, count, pick):
 
 
 def operations(sizes, past, new):
-    """Additions and multiplications, per row, of reading `new` tokens after `past` others: an int.
+    """Multiplications and as many additions, per row, of reading `new` tokens after `past` others: an int.
 
     Those of products of matrices only. Queries meet the keys, and weights the values, of all past + new positions, also
     those that the mask takes away. The logits are worked out for all `new` ones.

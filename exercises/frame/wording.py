@@ -116,7 +116,7 @@ def unknown_mistake(outputs, truths, wrong, n):
     flat = np.concatenate([np.ravel(g).astype(complex) for g, _ in arrays])
     right = np.concatenate([np.ravel(e).astype(complex) for _, e in arrays])
     ratio = constant_ratio(flat, right)
-    if ratio is None or abs(ratio - 1) < 1e-3:
+    if ratio is None or abs(ratio - 1) < 1e-3 or 0 < abs(ratio) < 1e-3:      # 1.000 or 0.000 times
         return where + one_place
     what = enumerated(pair[2] for pair in pairs)
     every = f"every element of {what}" if flat.size > 1 else what

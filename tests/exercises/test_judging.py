@@ -104,6 +104,7 @@ def test_which_leaves_a_mistake_shows_in_is_said_of_the_case_in_which_it_shows()
 @pytest.mark.parametrize("y, text", [
     (lambda x: 5 * x, "every element of y is 2.500 times what it should be"),
     (lambda x: -2 * x, "every element of y has the wrong sign"),
+    (lambda x: 8e-4 * x, "y[2] is 0.0024; expected 6"),
     (lambda x: 0 * x, "every element of y is 0"),
     (lambda x: None, "y is None; expected an array of shape [3]"),
     (lambda x: x[:2], "y has shape [2]; expected [3]"),
