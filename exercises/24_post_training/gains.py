@@ -345,9 +345,9 @@ SIGNATURES = [
     g("k3: log r has a slope, too: 1 - r", kl_slope=lambda r: -r),
     g("k3: its slope is 0, as if log_probs were a constant", kl_slope=lambda r: 0 * r),
     g("k3: its slope is that of k2, -log r", kl_slope=lambda r: -np.log(r)),
+    g("k3: this slope is by the probability: by its logarithm, 1 - r", kl_slope=lambda r: 1 - 1 / r),
     g("k3: r is upside down: the reference's probability over the policy's", kl=lambda now, reference: np.exp(
         now - reference) - 1 - (now - reference), kl_slope=lambda r: 1 - 1 / r),
-    g("k3: this slope is by the probability: by its logarithm, 1 - r", kl_slope=lambda r: 1 - 1 / r),
     g("k3: that is k1, the mean of which is right, too, but whose single values are below 0 half of the time",
       kl=lambda now, reference: now - reference),
     g("k3: that is k1 with the wrong sign", kl=lambda now, reference: reference - now),
