@@ -1,4 +1,4 @@
-# 23.5: a key that several heads share was multiplied
+# 23.5: and twice those of others
 import numpy as np
 
 

@@ -1,4 +1,4 @@
-# 23.5: a key that several heads share was multiplied
+# 23.5: changes the scores of heads that did nothing
 import numpy as np
 
 

@@ -1,4 +1,4 @@
-# 23.5: one sample is enough
+# 23.5: the mean of the samples' greatest scores
 import numpy as np
 
 

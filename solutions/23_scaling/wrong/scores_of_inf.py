@@ -1,4 +1,4 @@
-# 23.5: has γ = 0
+# 23.5: a head whose score is inf has γ = 0
 import numpy as np
 
 

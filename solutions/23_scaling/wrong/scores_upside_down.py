@@ -1,4 +1,4 @@
-# 23.5: upside down
+# 23.5: γ upside down: s
 import numpy as np
 
 
