@@ -120,7 +120,14 @@ def check(exercise, args, course, answers, screen):
     show.verdict(screen, exercise, found, path)
     if found.passed:
         answers.note_passed(exercise, found.seconds, sha256)
-        picture = draw(course, exercise, found, path.parent / "pictures" / f"{exercise.id}.png")
+        try:
+            picture = draw(course, exercise, found, path.parent / "pictures" / f"{exercise.id}.png")
+        except OSError:     # of a file that can't be written, which main tells
+            raise
+        except Exception as error:      # of what nobody has thought that a right answer may give
+            picture = None
+            screen.say(show.wrapped("  your answer has passed; its picture can't be drawn, by a mistake of the course: "
+                                    f"{type(error).__name__}: {error}"), "warn")
         if picture:
             line = f"  picture: {show.near(picture[0])}" + (f": {picture[1]}" if picture[1] else "")
             screen.say(show.wrapped(line))

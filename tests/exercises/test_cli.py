@@ -131,6 +131,19 @@ def test_earlier_answers_are_mine_where_passed(desk):
     assert "built upon 08.2 (ours)" in desk.call("check 08.4 --with ours")[1]
 
 
+def test_a_picture_that_cannot_be_drawn_takes_nothing_away(desk, monkeypatch):
+    desk.answers.begin(desk.course.exercise("08.1"))
+    desk.path("08.1").write_text(desk.ours("08.1"))
+
+    def broken(*_):
+        raise IndexError("an odd but right answer")
+    monkeypatch.setattr(cli, "draw", broken)
+    status, text = desk.call("check 08.1")
+    assert status == 0 and desk.answers.passed(desk.course.exercise("08.1"))
+    text = " ".join(text.split())
+    assert "has passed; its picture can't be drawn" in text and "IndexError: an odd but right answer" in text
+
+
 def test_prints_and_the_seed_are_shown(desk):
     desk.answers.begin(desk.course.exercise("08.3"))
     desk.path("08.3").write_text("def average_gradients(comm, grads, count):\n"
