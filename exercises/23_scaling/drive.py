@@ -168,6 +168,6 @@ def clip_scores(learner, inputs, run):
         w_q, w_k, scores = learner(run.comm, **inputs)
     found = {"w_q": w_q, "w_k": w_k, "scores": scores}
     return {name: np.array(value) for name, value in found.items()} | {
-        "dtypes": [str(np.asarray(value).dtype) for value in (w_q, w_k)],
+        "dtypes": [str(np.asarray(value).dtype) for value in (w_q, w_k, scores)],
         "changed": [name for name, value in before.items() if not np.array_equal(value, inputs[name])],
         "views": [name for name in ("w_q", "w_k") if np.shares_memory(found[name], inputs[name])]}

@@ -129,7 +129,8 @@ def run(case, find=greatest, together=lambda own, rank: np.max(own, 0), gamma=ra
             of_q, of_k = share(gamma(s, mine["threshold"]), heads, mine["w_k"].shape[1] // size)
             found.append({"w_q": mine["w_q"] * np.repeat(of_q, size), "w_k": mine["w_k"] * np.repeat(of_k, size),
                           "scores": np.asarray(told(s, mine["threshold"]), float), "dtypes": [
-                              str(mine[name].dtype) for name in ("w_q", "w_k")], "changed": [], "views": []})
+                              *(str(mine[name].dtype) for name in ("w_q", "w_k")), "float64"],
+                          "changed": [], "views": []})
     return found
 
 
@@ -281,8 +282,10 @@ SIGNATURES = [
     also("the scores that are returned are those after the clip: who looks at them wants to know how large they were",
          told=np.minimum),
     when(lambda case, got: f"w_q and w_k come as {' and '.join(dtypes(case))}, and go as "
-         f"{' and '.join(got[0]['dtypes'])}: a model's weights keep their dtypes",
-         lambda case, got: any(rank["dtypes"] != dtypes(case) for rank in got)),
+         f"{' and '.join(got[0]['dtypes'][:2])}: a model's weights keep their dtypes",
+         lambda case, got: any(rank["dtypes"][:2] != dtypes(case) for rank in got)),
+    when(lambda case, got: f"the scores come as {got[0]['dtypes'][2]}; float64 is wanted, whatever the weights are",
+         lambda case, got: any(rank["dtypes"][2] != "float64" for rank in got)),
 ]
 
 
