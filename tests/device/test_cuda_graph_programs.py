@@ -7,6 +7,7 @@ import pytest
 
 import minitorch_dist as mt
 from minitorch_dist import nn, optim
+from minitorch_dist.qk_clip import QKClip
 
 from .graph_programs import Programs, grads, net, values
 from .test_cuda_graphs import gpu, made, on_gpu  # noqa: F401
@@ -34,6 +35,28 @@ def two_heads_and_their_old_gradients(wrap):
         found.append(values(steps[step % 2](on_gpu(made(5, 4, seed=step)))))
         found.append([g for m in (body, *heads) for g in grads(m)])
         sgd.step()
+    return found
+
+
+@program
+def scores_are_noted_and_clipped(wrap):
+    mt.manual_seed(0)
+    model = nn.GPT(7, 6, layers=2, heads=2, dim=8).to("cuda")
+    sgd, clip, found = optim.SGD(model.parameters(), 0.1), QKClip(model, 0.005), []
+
+    @wrap
+    def passes(tokens):
+        sgd.zero_grad()
+        loss = (model(tokens) ** 2).sum()
+        loss.backward()
+        return loss
+    for step in range(8):
+        tokens = np.random.default_rng(step).integers(0, 7, (3, 6))
+        found.append(values(passes(mt.tensor(tokens, device="cuda"))))
+        sgd.step()
+        scores = clip.step()
+        found.append([scores.clipped, list(scores.values())])
+    assert any(clipped for clipped, _ in found[1::2])
     return found
 
 
