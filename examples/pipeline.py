@@ -59,6 +59,7 @@ def parse(argv):
     p.add_checkpoints()
     args = p.parse_args(argv)
     p.check_ranges(args, RANGES)
+    p.check_needs(args, {"--schedule interleaved": (args.schedule == "interleaved", ["chunks"])})
     args.widths = p.widths(args.hidden)
     return args
 
