@@ -72,7 +72,7 @@ def count(args, world):
     """Train for some steps; the Counted. Collective."""
     grid, task = mesh.mesh_of(args, world), mesh.Task(args)
     args.micro_batches = mesh.micro_batches_of(args, grid)
-    pipeline, loader, optimizer, _ = mesh.prepare(args, task, grid)
+    pipeline, loader, optimizer, *_ = mesh.prepare(args, task, grid)
     losses, batches = [], loader.epoch(0)
     for number in range(STEPS):
         with ledger.record(memory=True) as book:

@@ -113,8 +113,7 @@ def parse(argv):
     args = p.parse_args(argv)
     args.window = p.windows(args.window)
     p.check_ranges(args, RANGES)
-    p.check_needs(args, {"--schedule interleaved": (args.schedule == "interleaved", ["chunks"]),
-                         "--cp": (args.cp > 1, ["cp_by"])})
+    p.check_needs(args, {"--schedule interleaved": (args.schedule == "interleaved", ["chunks"])})
     return args
 
 
