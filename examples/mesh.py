@@ -255,7 +255,7 @@ def planned(rank):
 
 def table(world, mesh, mine, paper, scores=False):
     """Of each place along the pipeline the most that a rank has, counted and on paper (plan.Plan, or None), as lines of
-    text; scores: whether they are looked at. Collective."""
+    text; scores: whether a ring looks at them. Collective."""
     everyone = world.all_gather_object((mesh["pp"].rank, mine))
     columns = [*HELD, "activations", *(axis for axis in AXES
                                        if mesh[axis].size > 1 or any(rank[axis] for _, rank in everyone))]
@@ -286,7 +286,10 @@ def prepare(args, task, mesh):
         mt.compile(optimizer)
     args.warmup = program.warmup(args.warmup, 50, args.steps)
     rates = optim.LambdaLR(optimizer, optim.cosine(args.steps, args.warmup, final=0.1))
-    return pipeline, loader, optimizer, rates, QKClip(pipeline.chunks, args.qk_clip) if args.qk_clip else None
+    clip = QKClip(pipeline.chunks, args.qk_clip) if args.qk_clip else None
+    if clip and not any(mesh.world.all_gather_object(bool(clip.layers))):
+        raise ValueError(f"--qk-clip {args.qk_clip:g}: no block has attention that makes scores")
+    return pipeline, loader, optimizer, rates, clip
 
 
 def step(args, number, batch, units, mesh, pipeline, optimizer):
@@ -344,7 +347,7 @@ def train(args, world):
                 progress.step(loss)
                 if book is not None:
                     lines = table(world, mesh, counted(book), paper if args.dtype == "float32" else None,
-                                  clip is not None)
+                                  clip is not None and args.cp > 1 and args.cp_by == "ring")
                     progress.say("\n".join(lines))
                 stop = interrupt.agreed(world)
                 saves = stop or run.due(args.save_every, args.steps)

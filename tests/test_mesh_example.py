@@ -175,6 +175,7 @@ def text(tmp_path_factory):
     (1, [*EXPERTS, "--no-capacity", "--experts-over", "cp"], "--experts-over cp without ranks that share sequences"),
     (1, ["--schedule", "zb-v"], "--schedule zb-v is for --pp 2 or more"),
     (2, ["--pp", "2", "--chunks", "3"], "--chunks 3: is for --schedule interleaved alone"),
+    (2, ["--pp", "2", "--qk-clip", "9", "--window", "linear"], "--qk-clip 9: no block has attention that makes scores"),
     (1, ["--text", "nowhere.txt"], "nowhere.txt: No such file or directory"),
     (1, ["--window", "3,0"], "--window '3,0': one sees 1 position or more, itself"),
     (1, ["--window", "3,all", "--family", "deepseek"],

@@ -87,6 +87,9 @@ def test_greatest_scores_stand_below_the_loss(tmp_path):
         viz.learning_curve(run, tmp_path / "scores.svg")
         drawing = (tmp_path / "scores.svg").read_text()
         assert ("clipped to 20" in drawing) == told and "of attention" in drawing
+    lines = [{"step": i + 1, "loss": 1.0, "greatest_score": float("-inf")} for i in range(3)]     # of no score at all
+    (tmp_path / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_run(tmp_path).scores is None
     viz.learning_curve(Run("one", run.steps, run.losses, {}), tmp_path / "without.svg")
     assert "of attention" not in (tmp_path / "without.svg").read_text()
 

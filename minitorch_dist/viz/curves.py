@@ -61,7 +61,7 @@ def read_run(folder):
     if not isinstance(facts, dict):
         raise RunError(f"{summary} holds {type(facts).__name__} instead of an object. Train the run again.")
     return Run(str(folder), np.array(steps), np.array(losses, dtype=np.float64), facts,
-               None if np.isnan(scores).all() else np.array(scores))
+               np.array(scores) if np.isfinite(scores).any() else None)
 
 
 def _read_line(path, number, line):
