@@ -6,6 +6,7 @@ from .adagrad import Adagrad
 from .adam import Adam, AdamW
 from .clip import clip_grad_norm_
 from .combined import Combined
+from .dion2 import Dion2
 from .lion import Lion
 from .muon import Muon
 from .optimizer import Optimizer
@@ -18,5 +19,5 @@ from .trust_ratio import LAMB, LARS
 
 __getattr__ = of_module(__name__)
 __all__ = ["LAMB", "LARS", "SCHEDULES", "SGD", "Adafactor", "Adagrad", "Adam", "AdamW", "AdamWScheduleFree", "Combined",
-           "GradScaler", "LambdaLR", "Lion", "Muon", "Optimizer", "SpikeGuard", "clip_grad_norm_", "constant", "cosine",
-           "linear", "warmup_stable_decay"]
+           "Dion2", "GradScaler", "LambdaLR", "Lion", "Muon", "Optimizer", "SpikeGuard", "clip_grad_norm_", "constant",
+           "cosine", "linear", "warmup_stable_decay"]

@@ -13,7 +13,7 @@
 So a step is in proportion to the parameter (lr is relative, as LAMB's), and never much longer than d of that.
 
 Means and RMS are of whole parameters: of those that fully_shard or tensor parallelism cut, what other ranks have is
-added (mean_squares.py; clip.py), in an order that no cut changes. r and c are small, and every rank that has a piece of
+added (means.py; clip.py), in an order that no cut changes. r and c are small, and every rank that has a piece of
 a matrix, or a part, has all of them.
 
 Source: Shazeer & Stern 2018, "Adafactor: adaptive learning rates with sublinear memory cost", algorithms 4 and 5, with
@@ -26,7 +26,7 @@ from ..autodiff.writes import wrote
 from ..backend import module_of, on_host, xp, zeros_like
 from ..flat import ALIGN, round_up
 from .clip import check_known, squares_by_16, whole_squares
-from .mean_squares import Matrix, mean_squares, part_shape, tile_of, whole_shape
+from .means import Matrix, means, part_shape, tile_of, whole_shape
 from .optimizer import Optimizer
 from .settings import AT_LEAST_0, check_settings
 
@@ -110,8 +110,8 @@ class Adafactor(Optimizer):
     def average(self, updates):
         """Move the second moments towards the squares of this step's gradients."""
         cut = [u for u in updates if u.matrix is not None]
-        means = mean_squares([u.matrix for u in cut], lambda k, tile: cut[k].gradient(tile))
-        for u, both in zip(cut, means, strict=True):
+        squares = means([u.matrix for u in cut], lambda k, tile: cut[k].gradient(tile), 2)
+        for u, both in zip(cut, squares, strict=True):
             for name, mean in zip(("row_var", "col_var"), both, strict=True):
                 lerp(u.state[name].reshape(mean.shape), mean.astype(u.exact.dtype), u.weight)
         for u in updates:

@@ -28,7 +28,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from ..autodiff.writes import wrote
-from ..backend import is_whole, module_of, on_host, to_device_of
+from ..backend import is_whole, module_of, on_host, to_device_of, zeros_like
 from .clip import check_pieces
 from .optimizer import Optimizer
 from .settings import AT_LEAST_0, MORE_THAN_0
@@ -68,31 +68,37 @@ class Muon(Optimizer):
 
     def __init__(self, params, lr=1e-3, weight_decay=0.1, momentum=0.95, nesterov=True, ns_coefficients=COEFFICIENTS,
                  eps=1e-7, ns_steps=5, adjust_lr_fn=None):
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov,
-                                  "ns_coefficients": tuple(ns_coefficients), "eps": eps, "ns_steps": ns_steps,
-                                  "adjust_lr_fn": adjust_lr_fn})
-        check_pieces([p for group in self.param_groups for p in group["params"]], "Muon")
+        self.take(params, lr=lr, weight_decay=weight_decay, momentum=momentum, nesterov=nesterov,
+                  ns_coefficients=tuple(ns_coefficients), eps=eps, ns_steps=ns_steps, adjust_lr_fn=adjust_lr_fn)
+
+    def take(self, params, **settings):
+        """Make state for matrices; ValueError for others, and for parts of which nobody knows where the rest is."""
+        name = type(self).__name__
+        super().__init__(params, settings)
+        check_pieces([p for group in self.param_groups for p in group["params"]], name)
         for flat, slots in zip(self.flats, self.slots, strict=True):
             for tensor in (slot.segment.tensor for slot in slots):
                 shape = tensor.shape if flat.unit is None else flat.unit.cut_of(tensor)[1]
                 if len(shape) not in (2, 3):
-                    raise ValueError(f"Muon: a parameter of shape {shape} is neither a matrix nor a stack of them: "
+                    raise ValueError(f"{name}: a parameter of shape {shape} is neither a matrix nor a stack of them: "
                                      "give it to another optimizer, say AdamW")
                 leaf = tensor.leaf
                 if leaf.part is None and leaf.part_of is not None and leaf.part_of[-2:] != shape[-2:]:
-                    raise ValueError(f"Muon: a parameter of shape {shape} is a part of one of shape {leaf.part_of}, "
+                    raise ValueError(f"{name}: a parameter of shape {shape} is a part of one of shape {leaf.part_of}, "
                                      "and doesn't say which ranks have the others; the step is one of the whole "
                                      "matrix: give it to another optimizer, say AdamW, or cut the model by "
                                      "parallelize_module or fully_shard instead")
 
     def settle_in(self, home):
         if not all(on_host(flat.params) for flat in self.flats):
-            raise ValueError("Muon's state can't lie on the host while its parameters are on a GPU: the update needs "
-                             "whole matrices beside it")
+            raise ValueError(f"{type(self).__name__}'s state can't lie on the host while its parameters are on a GPU: "
+                             "the update needs whole matrices beside it")
         super().settle_in(home)
 
-    def update_all(self):
-        cut = {}        # (ids of Communicators, dtype) -> (an array like the parts, these Communicators, [Piece])
+    def update_all(self, chosen=()):
+        """chosen: {id of a tensor: its Lines}, where not all of a matrix makes a step."""
+        cut, chosen = {}, dict(chosen)
+        # of cut: (ids of Communicators, dtype) -> (an array like the parts, these Communicators, [Piece])
         for flat, state, slot in self._places():
             tensor = slot.segment.tensor
             shape, way = way_of(tensor, flat.unit)
@@ -104,20 +110,22 @@ class Muon(Optimizer):
             slot.steps += 1
             part, mine = slice(slot.segment.start, slot.segment.stop), slot.state(state)
             p, exact = flat.params[part], self.exact(flat.params[part], mine)
-            u = self.direction(self.divided(flat.grads[part], exact), mine["momentum_buffer"], slot.group)
-            piece = Piece(p, exact, u, slot.group, shape, way)
+            u = self.direction(flat.grads[part], exact, mine["momentum_buffer"], slot.group)
+            lines = chosen.get(id(tensor))
+            piece = Piece(p, exact, u, slot.group, shape, narrowed(way, lines), lines, type(self).__name__)
             if way:
                 pieces.append(piece)
             else:
                 piece.step(piece.orthogonalized(u))
         for like, comms, pieces in cut.values():
             steps = brought_together(comms, [piece.way for piece in pieces], [piece.u for piece in pieces],
-                                     lambda k, u, pieces=pieces: pieces[k].orthogonalized(u), like)
+                                     lambda k, u, pieces=pieces: pieces[k].orthogonalized(u), like, type(self).__name__)
             for piece, o in zip(pieces, steps, strict=True):
                 piece.step(o)
 
-    def direction(self, g, b, group):
-        """u, 1-d, a new array; b is written."""
+    def direction(self, g, exact, b, group):
+        """u, 1-d, of a gradient g and the momentum b, which is written."""
+        g = self.divided(g, exact)
         b *= group["momentum"]
         b += g
         return g + group["momentum"] * b if group["nesterov"] else b.copy()
@@ -125,7 +133,7 @@ class Muon(Optimizer):
 
 class Piece(NamedTuple):
     """What this rank has of a matrix, or a stack: of the parameter, of what is updated of it, and of its direction; the
-    shape of the whole, and the Cuts by which it is made of the ranks' pieces."""
+    shape of the whole, and the Cuts by which it is made of the ranks' pieces; the Lines that make a step, None: all."""
 
     p: object
     exact: object
@@ -133,11 +141,15 @@ class Piece(NamedTuple):
     group: dict
     shape: tuple
     way: list
+    lines: object
+    author: str
 
     def orthogonalized(self, u):
-        """Of all of u, 1-d: 1-d."""
-        return orthogonalized(u.reshape(self.shape), self.group["ns_coefficients"], self.group["ns_steps"],
-                              self.group["eps"]).reshape(-1)
+        """Of all of u, 1-d: 1-d. Lines that make no step come out as zeros."""
+        settings = self.group["ns_coefficients"], self.group["ns_steps"], self.group["eps"]
+        if self.lines is None:
+            return orthogonalized(u.reshape(self.shape), *settings).reshape(-1)
+        return self.lines.alone(orthogonalized(self.lines.of(u), *settings)).reshape(-1)
 
     def step(self, o):
         """Move the parameter along o, 1-d, this rank's part: its master copy, if `exact` is that."""
@@ -148,7 +160,7 @@ class Piece(NamedTuple):
         exact -= group["lr"] * adjust(rows, max(columns, 1)) * o
         if exact is not self.p:
             self.p[...] = exact
-        wrote(self.p, "Muon.step")
+        wrote(self.p, f"{self.author}.step")
 
 
 def orthogonalized(u, coefficients=COEFFICIENTS, steps=5, eps=1e-7):
@@ -178,6 +190,8 @@ class Cut(NamedTuple):
     shape   the array's
     places  [where in it a rank's part is: an index]
     sizes   [how many elements that are]
+    masks   [which of them are meant, a bool array]; None: all. The others aren't sent, and are 0 where they arrive;
+            sizes, and matrix, are then of what is
     """
 
     comm: object
@@ -186,6 +200,19 @@ class Cut(NamedTuple):
     shape: tuple
     places: list
     sizes: list
+    masks: list | None = None
+
+    def packed(self, x, rank):
+        """Of a rank's part what is sent, 1-d."""
+        return x.reshape(-1) if self.masks is None else x.reshape(-1)[self.masks[rank].reshape(-1)]
+
+    def unpacked(self, x, rank, shape):
+        """The rank's part, of a shape, of what was sent."""
+        if self.masks is None:
+            return x.reshape(shape)
+        part = zeros_like(x, math.prod(shape))
+        part[self.masks[rank].reshape(-1)] = x
+        return part.reshape(shape)
 
 
 def way_of(tensor, unit):
@@ -205,6 +232,19 @@ def way_of(tensor, unit):
     return matrix, way
 
 
+def narrowed(way, lines):
+    """The same Cuts of what is in some Lines of the whole alone; of all of it for None."""
+    if lines is None or not way:
+        return way
+    found, mask = [], lines.mask()
+    for cut in reversed(way):
+        mask = mask.reshape(cut.shape)
+        masks = [mask[place] for place in cut.places]
+        found.append(cut._replace(matrix=lines.shape, masks=masks, sizes=[int(each.sum()) for each in masks]))
+        mask = masks[cut.comm.rank]
+    return found[::-1]
+
+
 def work(shape):
     """Multiplications of one round of orthogonalized, for (…, rows, columns)."""
     small, large = sorted(shape[-2:])
@@ -220,22 +260,24 @@ def owners(shapes, ranks):
     return owner
 
 
-def brought_together(comms, ways, parts, make, like):
+def brought_together(comms, ways, parts, make, like, who="Muon"):
     """This rank's parts of make(k, matrix k), 1-d arrays: each matrix is made whole on its owner. Collective.
 
     ways   by matrix: a Cut over each of the comms, in their order; the same on all ranks: MismatchError otherwise
     parts  by matrix, this rank's elements: 1-d, of like's dtype and device
     make   make(k, u) -> a 1-d array of the same size, for the 1-d u of all elements
+    who    for messages
     """
     if not comms:
         return [make(k, u) for k, u in enumerate(parts)]
 
     def made(mine, wholes):
-        return brought_together(comms[1:], [ways[k][1:] for k in mine], wholes, lambda i, u: make(mine[i], u), like)
-    return exchanged(comms[0], [way[0] for way in ways], parts, made, like)
+        return brought_together(comms[1:], [ways[k][1:] for k in mine], wholes, lambda i, u: make(mine[i], u), like,
+                                who)
+    return exchanged(comms[0], [way[0] for way in ways], parts, made, like, who)
 
 
-def exchanged(comm, cuts, parts, make, like):
+def exchanged(comm, cuts, parts, make, like, who):
     """As brought_together, of one Cut each: make([numbers of those that this rank owns], [their arrays, 1-d]) -> [the
     like]."""
     sizes, ranks = [cut.sizes for cut in cuts], range(comm.size)
@@ -245,8 +287,9 @@ def exchanged(comm, cuts, parts, make, like):
     there = [sum(sizes[k][comm.rank] for k in order if owner[k] == rank) for rank in ranks]
     here = [sum(sizes[k][rank] for k in mine) for rank in ranks]
     arrays, known = module_of(like), repr([(cut.name, cut.matrix, cut.sizes) for cut in cuts])
-    x, got = arrays.concatenate([like[:0], *(parts[k] for k in order)]), arrays.empty(sum(here), like.dtype)
-    comm.all_to_all(got, x, there, here, what=f"Muon's {len(cuts)} matrices, {zlib.crc32(known.encode()):08x}")
+    x = arrays.concatenate([like[:0], *(cuts[k].packed(parts[k], comm.rank) for k in order)])
+    got = arrays.empty(sum(here), like.dtype)
+    comm.all_to_all(got, x, there, here, what=f"{who}'s {len(cuts)} matrices, {zlib.crc32(known.encode()):08x}")
     # What has come lies by ranks, and each rank's by matrices.
     stretches = dict(zip(((rank, k) for rank in ranks for k in mine), pairwise(_starts(
         sizes[k][rank] for rank in ranks for k in mine)), strict=True))
@@ -254,14 +297,14 @@ def exchanged(comm, cuts, parts, make, like):
     for k in mine:
         wholes.append(arrays.empty(cuts[k].shape, like.dtype))
         for rank, place in enumerate(cuts[k].places):
-            part = wholes[-1][place]
-            wholes[-1][place] = got[slice(*stretches[rank, k])].reshape(part.shape)
+            shape = wholes[-1][place].shape
+            wholes[-1][place] = cuts[k].unpacked(got[slice(*stretches[rank, k])], rank, shape)
     for k, made in zip(mine, make(mine, [whole.reshape(-1) for whole in wholes]), strict=True):
         for rank, place in enumerate(cuts[k].places):
-            got[slice(*stretches[rank, k])] = made.reshape(cuts[k].shape)[place].reshape(-1)
-    comm.all_to_all(x, got, here, there, what="Muon's steps")
+            got[slice(*stretches[rank, k])] = cuts[k].packed(made.reshape(cuts[k].shape)[place], rank)
+    comm.all_to_all(x, got, here, there, what=f"{who}'s steps")
     ends = dict(zip(order, pairwise(_starts(sizes[k][comm.rank] for k in order)), strict=True))
-    return [x[slice(*ends[k])] for k in range(len(cuts))]
+    return [cuts[k].unpacked(x[slice(*ends[k])], comm.rank, parts[k].shape) for k in range(len(cuts))]
 
 
 def _starts(sizes):

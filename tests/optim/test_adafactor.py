@@ -9,8 +9,8 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import ledger, nn, optim
 from minitorch_dist.flat import FlatBuffer, round_up
-from minitorch_dist.optim import mean_squares as means
-from minitorch_dist.optim.mean_squares import Matrix, mean_squares
+from minitorch_dist.optim import means as parts
+from minitorch_dist.optim.means import Matrix, means
 from minitorch_dist.parallel.offload import offload_optimizer
 from tests.device.fake_cupy import installed
 
@@ -27,7 +27,7 @@ STEPS = 12
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """So that tiles begin and end within rows."""
-    monkeypatch.setattr(means, "TILE", 320)
+    monkeypatch.setattr(parts, "TILE", 320)
 
 
 def start():
@@ -149,24 +149,25 @@ def test_steps_are_torchs(name, dtype, tolerance):
 
 # ---------------------------------------------------------------- means
 
-def means_of(g):
+def means_of(g, power=2):
     """(over rows, over columns) of one matrix."""
     p = mt.tensor(np.zeros_like(g), requires_grad=True)
     FlatBuffer([p])
     flat = g.reshape(-1)
-    return mean_squares([Matrix(p)], lambda k, tile: flat[tile])[0]
+    return means([Matrix(p)], lambda k, tile: flat[tile], power)[0]
 
 
+@pytest.mark.parametrize("power", [1, 2])
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
-def test_means_are_exact_but_for_a_unit(dtype):
+def test_means_are_exact_but_for_a_unit(dtype, power):
     """Of rows and columns whose sizes are many powers of ten apart, too: against sums that round once."""
     random = np.random.default_rng(3)
     g = random.standard_normal((90, 130)) * 10.0 ** random.integers(-9, 9, (90, 1))
     g *= 10.0 ** random.integers(-9, 9, 130)
     g[4], g[:, 6] = 0, 0
     g = g.astype(dtype)
-    exact = g.astype(object) ** 2 if dtype == "f8" else g.astype(np.float64) ** 2
-    for axis, found in zip((1, 0), means_of(g), strict=True):
+    exact = abs(g.astype(object)) ** power if dtype == "f8" else np.abs(g.astype(np.float64)) ** power
+    for axis, found in zip((1, 0), means_of(g, power), strict=True):
         lines = exact if axis else exact.T
         n = lines.shape[1]
         wanted = np.array([math.fsum(map(float, line)) / n for line in lines])
@@ -182,6 +183,9 @@ def test_means_of_numbers_at_both_ends_of_a_dtype():
         np.testing.assert_allclose(found, 1e300, rtol=1e-12)
     for found in means_of(np.full((3, 5), 1e300)):
         assert np.isinf(found).all()
+    for each in (1e-140, 1e300):
+        for found in means_of(np.full((3, 5), -each), power=1):
+            np.testing.assert_allclose(found, each, rtol=1e-12)
     for spoilt in (np.nan, -np.nan, np.inf, -np.inf):
         g = np.ones((4, 6))
         g[1, 2] = spoilt

@@ -130,7 +130,7 @@ def curves(ways):
     return found
 
 
-def of_given_gradients(ways):
+def of_given_gradients(ways, kind=optim.Adafactor, dims=None):
     """{way: digest of parameters and state} after three steps of float64, along gradients that are the same to the bit:
     so that these are, too, only what the steps add up can have other ones."""
     world, found = comm.world(), {}
@@ -138,7 +138,7 @@ def of_given_gradients(ways):
         model = Odd()
         whole = {name: p.shape for name, p in model.named_parameters()}
         model = DistributedDataParallel(model, world) if way is None else fully_shard(model, world, way, units=[])
-        optimizer = optim.Adafactor(model.parameters(), 0.05)
+        optimizer = kind([p for name, p in model.named_parameters() if dims is None or len(whole[name]) in dims], 0.05)
         for step in range(3):
             for k, (name, p) in enumerate(model.named_parameters()):
                 g = np.random.default_rng([step, k]).standard_normal(whole[name]) * 10.0 ** (step - k)

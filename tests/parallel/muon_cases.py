@@ -31,9 +31,9 @@ def net():
                          nn.Tanh(), nn.Linear(13, plain.CLASSES, dtype="f8"))
 
 
-def optimizer_of(model):
+def optimizer_of(model, kind=optim.Muon):
     params = list(model.parameters())
-    return optim.Combined(optim.Muon([p for p in params if p.ndim == 2], lr=0.02),
+    return optim.Combined(kind([p for p in params if p.ndim == 2], lr=0.02),
                           optim.AdamW([p for p in params if p.ndim != 2], lr=0.01))
 
 
@@ -49,10 +49,10 @@ def fit(model, optimizer, steps):
         optimizer.step()
 
 
-def counted(stage):
+def counted(stage, kind=optim.Muon):
     """(ledger's calls and bytes of a step, [(shape, elements by rank, owner)], unit sizes)."""
     model = fully_shard(net(), comm.world(), stage=stage, units=[])
-    optimizer = optimizer_of(model)
+    optimizer = optimizer_of(model, kind)
     fit(model, optimizer, range(1))
     with ledger.record() as book:
         optimizer.step()
@@ -179,10 +179,10 @@ def fit_parts(wrapped, axis, optimizer, steps):
         optimizer.step()
 
 
-def of_parts(sizes, *how):
+def of_parts(sizes, *how, kind=optim.Muon):
     """(whole parameters after three steps and fit on, the ledger's calls and bytes by axis of another step)."""
     mesh, wrapped = tensor_parallel(sizes, *how)
-    optimizer = optimizer_of(wrapped)
+    optimizer = optimizer_of(wrapped, kind)
     fit_parts(wrapped, mesh["dp"], optimizer, range(3))
     with ledger.record() as book:
         optimizer.step()

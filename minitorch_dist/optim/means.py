@@ -1,4 +1,4 @@
-"""Means of g² over the rows and over the columns of matrices that may be cut over ranks: the same bits in any cut.
+"""Means of |g| or g² over the rows and the columns of matrices that may be cut over ranks: the same bits in any cut.
 
     rank 0   |g g g g g|        fully_shard's pieces are stretches of a matrix, which begin and end anywhere in a row;
              |g g g|· ·         tensor parallelism's parts have some of its rows, or of its columns
@@ -7,8 +7,8 @@
 
 What floats add up to depends on their order, and a cut changes that. Whole numbers add up to the same in any order. So
 each g² becomes one, in units of 2^-bits of the least power of 4 above the row's largest, for the row's sum, and again
-for the column's. With bits = 62 - log₂ n the sum of n of them fits into 64. A mean is off by less than a unit, which is
-at most 4n/2^bits of it, 1.5·10⁻¹¹ for n = 4,096.
+for the column's; each |g| in units of 2^-bits of a power of 2. With bits = 62 - log₂ n the sum of n of them fits into
+64. A mean is off by less than a unit, which is at most 4n/2^bits of it, 1.5·10⁻¹¹ for n = 4,096.
 
 Over ranks that is one all-reduce of the exponents of the largest, 4 bytes per row and column, and one of the sums, 8.
 """
@@ -123,20 +123,21 @@ def whole_shape(tensor):
     return tuple(tensor.leaf.part_of) if part_of_matrix(tensor) is not None else part_shape(tensor)
 
 
-def mean_squares(matrices, gradient):
-    """[(means over rows (n, rows, 1), over columns (n, 1, columns))], float64, by Matrix, on all ranks that have some
-    of it. NaN where a gradient is inf or NaN. Collective where matrices are cut: all ranks give the same ones in the
-    same order, else MismatchError on all of them.
+def means(matrices, gradient, power):
+    """[(means of |g|^power over rows (n, rows, 1), over columns (n, 1, columns))], float64, by Matrix, on all ranks
+    that have some of it. NaN where a gradient is inf or NaN. Collective where matrices are cut: all ranks give the same
+    ones in the same order, else MismatchError on all of them.
 
     gradient  gradient(k, tile) -> elements [tile] of what this rank has of the k-th's, 1-d
+    power     1 or 2
     """
     with xp.errstate(invalid="ignore", over="ignore"):
         exponents = [largest(m, lambda tile, k=k: gradient(k, tile)) for k, m in enumerate(matrices)]
         over_ranks(matrices, exponents, "max", "exponents")
-        sums = [summed(m, lambda tile, k=k: gradient(k, tile), e)
+        sums = [summed(m, lambda tile, k=k: gradient(k, tile), e, power)
                 for k, (m, e) in enumerate(zip(matrices, exponents, strict=True))]
         over_ranks(matrices, sums, "sum", "sums")
-        return [tuple(xp.where(e == SPOILT, xp.nan, s.astype(xp.float64) / scale(e, n) / scale(e, n) / n)
+        return [tuple(xp.where(e == SPOILT, xp.nan, back(s.astype(xp.float64), scale(e, n, power), power) / n)
                       for e, s, n in ((by.rows, total.rows, m.whole[2]), (by.columns, total.columns, m.whole[1])))
                 for m, by, total in zip(matrices, exponents, sums, strict=True)]
 
@@ -156,10 +157,10 @@ def largest(matrix, gradient):
     return vectors
 
 
-def summed(matrix, gradient, exponents):
-    """Vectors: Σ g² of this rank's, in the units that the exponents say; int64."""
+def summed(matrix, gradient, exponents, power):
+    """Vectors: Σ |g|^power of this rank's, in the units that the exponents say; int64."""
     sums, (_, rows, columns) = Vectors(matrix, exponents.all, xp.int64), matrix.whole
-    by_row, by_column = matrix.of_part(scale(exponents.rows, columns), scale(exponents.columns, rows))
+    by_row, by_column = matrix.of_part(scale(exponents.rows, columns, power), scale(exponents.columns, rows, power))
     of_rows, of_columns = (zeros_like(sums.all, by.shape) for by in (by_row, by_column))
     for tile, boxes in matrix.tiles():
         g = gradient(tile)
@@ -167,7 +168,7 @@ def summed(matrix, gradient, exponents):
             here = g[box.elements].reshape(box.shape)
             for found, by, place, axis in ((of_rows, by_row, box.rows, -1), (of_columns, by_column, box.columns, -2)):
                 y = here * by[place]
-                y *= y
+                xp.absolute(y, out=y) if power == 1 else xp.multiply(y, y, out=y)
                 found[place] += y.astype(xp.int64).sum(axis=axis, keepdims=True)
     sums.place(matrix, of_rows, of_columns)
     return sums
@@ -179,11 +180,16 @@ def exponent(x):
     return xp.maximum(bits // 2 ** 52 - 1022, LEAST).astype(xp.int32)
 
 
-def scale(e, n):
-    """2^(bits/2 - e), by which a number is multiplied so that its square is in units of 2^-bits of 2^2e, for a sum of
-    n of them; float64."""
-    half = (62 - max(n - 1, 0).bit_length()) // 2
-    return ((half + 1023 - e.astype(xp.int64)) * 2 ** 52).view(xp.float64)
+def scale(e, n, power):
+    """2^(bits/power - e), by which a number is multiplied so that its power is in units of 2^-bits of 2^(power·e), for
+    a sum of n of them; float64."""
+    bits = (62 - max(n - 1, 0).bit_length()) // power
+    return ((bits + 1023 - e.astype(xp.int64)) * 2 ** 52).view(xp.float64)
+
+
+def back(sums, scale, power):
+    """What they are sums of, in units of 1. Twice divided, for the square of a scale can be inf."""
+    return sums / scale if power == 1 else sums / scale / scale
 
 
 def over_ranks(matrices, vectors, op, what):

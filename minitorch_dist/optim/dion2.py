@@ -1,0 +1,125 @@
+"""Dion2: Muon on a part of each matrix, which is sent and made orthogonal; the rest waits in the momentum.
+
+    M += G                                      |M| by rows:   ▇▁▃▅▁▂      fraction 1/3
+    K = the rows of the largest Σ|M|                           ▇  ▅        O = orthogonalized(M[K])
+    p[K] -= lr · O       M[K] *= momentum                      ▆▁▃▅▁▂      what wasn't sent stays whole, and grows
+
+A row that is left out loses nothing: its gradients add up until it is among the largest, and the part of it that a step
+has taken is taken off (error feedback). Of a matrix that is cut over ranks only K comes to the owner and goes back:
+fraction times Muon's bytes, and of its products, which cost rows² · columns, fraction² as many.
+
+Which rows are K all ranks know by their sums of |M|, in whole numbers (means.py): 12 bytes for each row and column, and
+the same choice in any cut. Where a matrix has fewer columns than rows, columns are chosen.
+
+Source: Ahn et al. 2025, "Dion2: a simple method to shrink matrix in Muon", with a choice among all rows where theirs is
+among each rank's.
+"""
+
+from math import ceil
+from typing import NamedTuple
+
+from ..backend import argsort, module_of, xp, zeros_like
+from .means import Matrix, means
+from .muon import COEFFICIENTS, Muon
+
+
+class Dion2(Muon):
+    """The optimizer above, of matrices, or stacks of them: Muon's settings, parameters, ranks and errors.
+
+    fraction  of the rows, or columns, that a step is made of: more than 0, at most 1. At 1 it is Muon with
+              nesterov=False
+    momentum  what is left of a row's momentum after its step
+    """
+
+    rules = Muon.rules | {"fraction": (lambda value, group: 0 < value <= 1, "more than 0, at most 1")}
+
+    def __init__(self, params, lr=1e-2, fraction=0.25, momentum=0.95, weight_decay=0.01, ns_coefficients=COEFFICIENTS,
+                 eps=1e-7, ns_steps=5, adjust_lr_fn=None):
+        self.take(params, lr=lr, fraction=fraction, momentum=momentum, weight_decay=weight_decay,
+                  ns_coefficients=tuple(ns_coefficients), eps=eps, ns_steps=ns_steps, adjust_lr_fn=adjust_lr_fn)
+
+    def update_all(self):
+        moved = []      # (Matrix, this rank's momentum, its id, its group)
+        for flat, state, slot in self._places():
+            segment = slot.segment
+            if segment.tensor.grad is None:
+                continue
+            part, mine = slice(segment.start, segment.stop), slot.state(state)
+            b = mine["momentum_buffer"]
+            b += self.divided(flat.grads[part], b)
+            moved.append((Matrix(segment.tensor), b, id(segment.tensor), slot.group))
+        sums = means([matrix for matrix, *_ in moved], lambda k, tile: moved[k][1][tile], 1)
+        chosen = {key: largest_lines(matrix.whole, both, group["fraction"])
+                  for (matrix, _, key, group), both in zip(moved, sums, strict=True)}
+        super().update_all(chosen)
+        for matrix, b, key, group in moved:
+            chosen[key].scale(matrix, b, group["momentum"])
+
+    def direction(self, g, exact, b, group):
+        return b        # which has moved before lines were chosen
+
+
+class Lines(NamedTuple):
+    """Some rows, or columns, of each of a stack of n matrices.
+
+    whole    (n, rows, columns)
+    rows     whether they are rows
+    indices  (n, k): which, ascending
+    """
+
+    whole: tuple
+    rows: bool
+    indices: object
+
+    @property
+    def shape(self):
+        """(n, k, how long a line is)"""
+        return *self.indices.shape, self.whole[2 if self.rows else 1]
+
+    def of(self, x):
+        """These lines of all elements, 1-d: as rows, `shape`."""
+        return self._as_rows(x)[self._places(x)]
+
+    def alone(self, lines):
+        """The whole stack with zeros elsewhere."""
+        found = zeros_like(lines, self.whole)
+        self._as_rows(found)[self._places(lines)] = lines
+        return found
+
+    def mask(self):
+        """Which elements are in one of them: bool, `whole`."""
+        return module_of(self.indices).broadcast_to(self._of_each(False, True, bool), self.whole)
+
+    def scale(self, matrix, x, factor):
+        """Multiply by factor what is in one of them of x, 1-d, a rank's elements of a Matrix."""
+        each = self._of_each(1.0, factor, x.dtype)
+        here = each[:, matrix.places[0]] if self.rows else each[:, :, matrix.places[1]]
+        for tile, boxes in matrix.tiles():
+            for box in boxes:
+                part = x[tile][box.elements].reshape(box.shape)
+                part *= here[box.rows if self.rows else box.columns]
+
+    def _of_each(self, others, these, dtype):
+        """A number per line, (n, rows, 1) or (n, 1, columns)."""
+        n, rows, columns = self.whole
+        found = zeros_like(self.indices, (n, rows if self.rows else columns), dtype)
+        found[...] = others
+        found[self._places(found)] = these
+        return found[:, :, None] if self.rows else found[:, None]
+
+    def _as_rows(self, x):
+        x = x.reshape(self.whole)
+        return x if self.rows else x.swapaxes(-1, -2)
+
+    def _places(self, like):
+        return module_of(like).arange(self.whole[0])[:, None], self.indices
+
+
+def largest_lines(whole, sums, fraction):
+    """The Lines of (n, rows, columns) with the largest of the sums over (rows, columns): of whichever there are fewer.
+    Of equals the first; what is NaN before all, so that a step shows it."""
+    rows = whole[1] <= whole[2]
+    of_each = sums[0 if rows else 1].reshape(whole[0], -1)
+    count = min(of_each.shape[1], max(1, ceil(fraction * of_each.shape[1] - 1e-9)))     # 0.1 · 30 is 3.0000000000000004
+    least_first = argsort(-xp.where(xp.isnan(of_each), xp.inf, of_each), axis=1)
+    return Lines(whole, rows, xp.sort(least_first[:, :count], axis=1))
