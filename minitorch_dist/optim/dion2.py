@@ -120,6 +120,6 @@ def largest_lines(whole, sums, fraction):
     Of equals the first; what is NaN before all, so that a step shows it."""
     rows = whole[1] <= whole[2]
     of_each = sums[0 if rows else 1].reshape(whole[0], -1)
-    count = min(of_each.shape[1], max(1, ceil(fraction * of_each.shape[1] - 1e-9)))     # 0.1 · 30 is 3.0000000000000004
+    count = min(of_each.shape[1], max(1, ceil(fraction * of_each.shape[1] - 1e-9)))     # 0.28 · 25 is 7.000000000000001
     least_first = argsort(-xp.where(xp.isnan(of_each), xp.inf, of_each), axis=1)
     return Lines(whole, rows, xp.sort(least_first[:, :count], axis=1))

@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
-from minitorch_dist import optim
+from minitorch_dist import comm, optim
 from minitorch_dist.flat import FlatBuffer
 from minitorch_dist.optim.dion2 import Lines, largest_lines
 from minitorch_dist.optim.means import Matrix
+from minitorch_dist.optim.muon import Cut, narrowed
+from minitorch_dist.parallel.tensor.parts import Part
+from tests.device.fake_cupy import installed
 
 from .test_muon import SHAPES, by_svd, gradients, leaves, start
 
@@ -119,9 +122,9 @@ def test_the_largest_lines():
     assert found.rows and found.indices.tolist() == [[0, 2]] and found.shape == (1, 2, 5)
     found = lines([np.zeros((2, 5, 1)), [[[0, np.nan, 7]], [[1, 1, 1]]]], (2, 5, 3), 0.34)
     assert not found.rows and found.indices.tolist() == [[1, 2], [0, 1]] and found.shape == (2, 2, 5)
-    for fraction, count in ((1e-9, 1), (0.1, 3), (0.1001, 4), (1, 30)):
-        sums = np.random.default_rng(0).random((1, 30, 1)), np.zeros((1, 1, 31))
-        found = lines(sums, (1, 30, 31), fraction).indices[0]
+    for fraction, count in ((1e-9, 1), (0.28, 7), (0.2801, 8), (1, 25)):       # 0.28 · 25 is 7.000000000000001
+        sums = np.random.default_rng(0).random((1, 25, 1)), np.zeros((1, 1, 31))
+        found = lines(sums, (1, 25, 31), fraction).indices[0]
         assert found.tolist() == sorted(np.argsort(-sums[0].ravel())[:count].tolist())
 
 
@@ -142,6 +145,38 @@ def test_lines_are_taken_and_put_back(rows):
     y = x.reshape(-1).copy()
     it.scale(Matrix(p), y, 0.5)
     assert (y.reshape(whole) == np.where(mask, x / 2, x)).all()
+
+
+def test_what_is_sent_of_a_cut():
+    """By rank, of the lines alone; and so is the work by which an owner is found."""
+    it, world = Lines((1, 2, 5), True, np.array([[1]])), comm.communicator.world_of_one()
+    cut = Cut(world, "p", (2, 5), (10,), [slice(0, 7), slice(7, 10)], [7, 3])
+    found, = narrowed([cut], it)
+    assert found.matrix == (1, 1, 5) and found.sizes == [2, 3]
+    part = found.packed(np.arange(7.0), 0)
+    assert part.tolist() == [5, 6] and found.unpacked(part, 0, (7,)).tolist() == [0, 0, 0, 0, 0, 5, 6]
+    assert narrowed([cut], None) == [cut] and cut.packed(part, 0) is not None and narrowed([], it) == []
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (7, 5)])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_parts_in_another_order_take_the_same_step(shape, axis):
+    """Of rows and of columns, along which lines are chosen, or across; on a GPU, the stand-in's, too."""
+    value, *grads = np.random.default_rng(2).standard_normal((4, *shape))
+    order, found = np.random.default_rng(3).permutation(shape[axis]), []
+    with installed():
+        for device, indices in (("cpu", None), ("cpu", order), ("cuda", order)):
+            p, *gs = (mt.tensor(a if indices is None else np.take(a, indices, axis), device=device)
+                      for a in (value, *grads))
+            p.requires_grad_()
+            if indices is not None:
+                p.leaf.part_of, p.leaf.part = shape, Part(comm.world(), axis, indices, shape[axis])
+            optimizer = optim.Dion2([p], 0.1, 0.4)
+            for p.grad in gs:
+                optimizer.step()
+            found.append(p.cpu().numpy().copy())
+    for each in found[1:]:
+        np.testing.assert_allclose(each, np.take(found[0], order, axis), rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("spoilt", [np.nan, np.inf])
