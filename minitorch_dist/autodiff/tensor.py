@@ -37,18 +37,19 @@ class Leaf:
     `part_of`: the shape of that parameter; `part`: which part, where tensor
     parallelism has cut it; `piece_of`: of a piece that fully_shard has cut, and
     of its copies, which no Unit knows of: the name; `tied`: of one that several
-    stages of a pipeline have: parallel.tied's Tie.
+    stages of a pipeline have: parallel.tied's Tie; `unsummed`: the Communicator of
+    ranks of which each keeps its own gradient, for an optimizer to add up.
     """
 
     __slots__ = ("tensor", "shape", "dtype", "hooks", "grad_hooks", "grad_view", "flat", "over", "part_of",
-                 "part", "piece_of", "tied", "__weakref__")
+                 "part", "piece_of", "tied", "unsummed", "__weakref__")
     primitive, parents = None, ()
 
     def __init__(self, shape, dtype, tensor=None):
         self.shape, self.dtype = shape, dtype
         self.tensor = weakref.ref(tensor) if tensor is not None else None
         self.hooks = self.grad_view = self.flat = self.over = self.part_of = self.part = None
-        self.piece_of = self.tied = None
+        self.piece_of = self.tied = self.unsummed = None
 
 
 class Tensor(Traced):

@@ -6,6 +6,7 @@ from .adagrad import Adagrad
 from .adam import Adam, AdamW
 from .clip import clip_grad_norm_
 from .combined import Combined
+from .dion import Dion
 from .dion2 import Dion2
 from .lion import Lion
 from .muon import Muon
@@ -19,5 +20,5 @@ from .trust_ratio import LAMB, LARS
 
 __getattr__ = of_module(__name__)
 __all__ = ["LAMB", "LARS", "SCHEDULES", "SGD", "Adafactor", "Adagrad", "Adam", "AdamW", "AdamWScheduleFree", "Combined",
-           "Dion2", "GradScaler", "LambdaLR", "Lion", "Muon", "Optimizer", "SpikeGuard", "clip_grad_norm_", "constant",
-           "cosine", "linear", "warmup_stable_decay"]
+           "Dion", "Dion2", "GradScaler", "LambdaLR", "Lion", "Muon", "Optimizer", "SpikeGuard", "clip_grad_norm_",
+           "constant", "cosine", "linear", "warmup_stable_decay"]

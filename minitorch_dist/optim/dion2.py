@@ -15,12 +15,12 @@ Source: Ahn et al. 2025, "Dion2: a simple method to shrink matrix in Muon", with
 among each rank's.
 """
 
-from math import ceil
 from typing import NamedTuple
 
 from ..backend import argsort, module_of, xp, zeros_like
 from .means import Matrix, means
 from .muon import COEFFICIENTS, Muon
+from .settings import FRACTION, share
 
 
 class Dion2(Muon):
@@ -31,7 +31,7 @@ class Dion2(Muon):
     momentum  what is left of a row's momentum after its step
     """
 
-    rules = Muon.rules | {"fraction": (lambda value, group: 0 < value <= 1, "more than 0, at most 1")}
+    rules = Muon.rules | {"fraction": FRACTION}
 
     def __init__(self, params, lr=1e-2, fraction=0.25, momentum=0.95, weight_decay=0.01, ns_coefficients=COEFFICIENTS,
                  eps=1e-7, ns_steps=5, adjust_lr_fn=None):
@@ -120,6 +120,6 @@ def largest_lines(whole, sums, fraction):
     Of equals the first; what is NaN before all, so that a step shows it."""
     rows = whole[1] <= whole[2]
     of_each = sums[0 if rows else 1].reshape(whole[0], -1)
-    count = min(of_each.shape[1], max(1, ceil(fraction * of_each.shape[1] - 1e-9)))     # 0.28 · 25 is 7.000000000000001
+    count = share(fraction, of_each.shape[1])
     least_first = argsort(-xp.where(xp.isnan(of_each), xp.inf, of_each), axis=1)
     return Lines(whole, rows, xp.sort(least_first[:, :count], axis=1))

@@ -61,6 +61,7 @@ class Optimizer:
     initial = {}            # {name: what all its elements are before the first step}, where that isn't 0
     state_bits = (32, 8)    # what a group may ask for
     step_supports_amp_scaling = True        # for GradScaler: step takes grad_scale and found_inf
+    adds_up = False         # gradients of `unsummed` parameters, of which each rank has its own
     elementwise = True      # an element's update depends on that element alone: pieces take the steps of the whole
     loaded = False      # whether its state has come by load_state_dict
     loops = None        # what mt.compile has made of the update (compiler/updates.py)
@@ -120,6 +121,7 @@ class Optimizer:
             alike = {}      # (state_bits, names) -> the segments, and the shapes of their own state
             for s in flat.live:
                 if id(s.tensor) in group_of:
+                    self._check_summed(s.tensor)
                     names, own = self.kinds_of_state(s.tensor)
                     alike.setdefault((group_of[id(s.tensor)]["state_bits"], names), []).append((s, own))
             for (bits, names), both in alike.items():
@@ -133,6 +135,12 @@ class Optimizer:
                 all_slots.append(slots)
                 states.append(state if self.home is None else self.home.move(state))
         self.flats, self.slots, self.state = flats, all_slots, states
+
+    def _check_summed(self, tensor):
+        if not self.adds_up and tensor.leaf.unsummed is not None and tensor.leaf.unsummed.size > 1:
+            raise ValueError(f"{type(self).__name__}: a parameter of shape {tensor.shape} is `unsummed`: each of the "
+                             f"{tensor.leaf.unsummed.size} ranks has its own gradient, and their parameters would "
+                             "part: give it to Dion, or wrap the model without it in `unsummed`")
 
     def kinds_of_state(self, tensor):
         """(names, {name: shape}) of a parameter's state: of the arrays that have an element for each of its elements,

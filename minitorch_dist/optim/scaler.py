@@ -227,8 +227,9 @@ def stretches(flat, mine):
 
 def concerned(comm, flats, params):
     """The Communicators of ranks that must step together: those of ranks outside of comm that have other parts of these
-    parameters, or of their flat buffers; then comm, if any, whose other ranks may have no parts."""
+    parameters, of their flat buffers, or of their gradients; then comm, if any, whose other ranks may have no parts."""
     known = set() if comm is None else {*comm.world_ranks}
-    sharing = [*(flat.unit.comm for flat in flats if flat.unit), *(others(p) for p in params)]
+    sharing = [*(flat.unit.comm for flat in flats if flat.unit), *(others(p) for p in params),
+               *(p.leaf.unsummed for p in params)]
     found = {id(each): each for each in sharing if each is not None and not known.issuperset(each.world_ranks)}
     return [*found.values(), *([] if comm is None else [comm])]

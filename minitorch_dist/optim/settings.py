@@ -1,10 +1,13 @@
 """Settings of optimizers: rules that say what each must be, and what is said where one isn't so."""
 
+from math import ceil
+
 from ..backend import xp
 
 # Rules for settings: (whether a group's value fits, what it must be).
 AT_LEAST_0 = lambda value, group: value >= 0, "at least 0"
 MORE_THAN_0 = lambda value, group: value > 0, "more than 0"
+FRACTION = lambda value, group: 0 < value <= 1, "more than 0, at most 1"
 BETAS = (lambda betas, group: isinstance(betas, (tuple, list)) and len(betas) == 2 and all(0 <= b < 1 for b in betas),
          "two numbers in [0, 1)")
 
@@ -12,6 +15,11 @@ BETAS = (lambda betas, group: isinstance(betas, (tuple, list)) and len(betas) ==
 def pair(betas):
     """Two numbers, in whatever they stand, as a tuple; one alone as it is, for BETAS to refuse."""
     return tuple(betas) if xp.ndim(betas) else betas
+
+
+def share(fraction, count):
+    """That fraction of `count` things, rounded up; 1 at least, if there are some."""
+    return min(count, max(1, ceil(fraction * count - 1e-9)))       # 0.28 · 25 is 7.000000000000001
 
 
 def check_settings(**rules):

@@ -39,16 +39,17 @@ class Bucket:
     comm      the ranks that hold the same parameters; over: those that hold other shares of them (None: they are whole)
     index     its place in the order in which buckets are posted; its label says it in timelines
     names     {id of a parameter: what it is called}, for messages
+    unsummed  whether the gradients stay each rank's own, and the counts alone are summed
     segments  where each parameter's gradient lies in `grads`
     grads     1-d array of all its gradients, zeros between them; at its end a count for each parameter: 1 where this
               rank has a gradient for it. Summed like the gradients, it says how many ranks have used it, without a call
               of its own.
     """
 
-    def __init__(self, index, tensors, comm, over=None, names=None):
-        self.index, self.label, self.names = index, f"bucket {index}", names or {}
+    def __init__(self, index, tensors, comm, over=None, names=None, unsummed=False):
+        self.index, self.label, self.names, self.unsummed = index, f"bucket {index}", names or {}, unsummed
         for t in tensors:
-            t.leaf.over = over
+            t.leaf.over, t.leaf.unsummed = over, comm if unsummed else None
         self.flat = FlatBuffer(tensors, empty=comm.empty, spare=len(tensors))
         self.segments, self.grads = self.flat.segments, self.flat.grads
         self.tensors = self.leaves = list(tensors)      # the latter: what backward leaves gradients in

@@ -36,6 +36,8 @@ class DistributedDataParallel(ReducingModule):
                        micro-shard, micro_shards/ranks times a step; the last one leaves the sum. Buffers are then
                        broadcast once, at the beginning. To leave a step half-way, call
                        forget_step(). Dropout must be keyed by sample: forward inside of backend.random_scope
+    unsummed           parameters of the module whose gradients stay each rank's own, for an optimizer that adds up what
+                       it needs of them (optim.Dion); of these the ranks only tell each other who has used them
 
     Each bucket is posted from the gradient hook that completes it, in order, and waited for at the end of backward.
     After the first backward the buckets are cut anew, in the order in which rank 0's gradients came (exact mode keeps
@@ -49,12 +51,13 @@ class DistributedDataParallel(ReducingModule):
     """
 
     def __init__(self, module, comm=None, bucket_cap_mb=25, first_bucket_mb=1, broadcast_buffers=True, exact=False,
-                 micro_shards=8):
+                 micro_shards=8, unsummed=()):
         super().__init__("DistributedDataParallel", module, comm, exact, micro_shards)
         self.apart = held_apart(module, self.comm, "DistributedDataParallel")
+        self.unsummed = {id(p) for p in unsummed}
         check_same_model(module, self.comm, apart=self.apart, bucket_cap_mb=bucket_cap_mb,
                          first_bucket_mb=first_bucket_mb, broadcast_buffers=broadcast_buffers, exact=exact,
-                         micro_shards=micro_shards)
+                         micro_shards=micro_shards, unsummed=self._names_of_unsummed())
         check_reducible(module, "DistributedDataParallel", ", and register fp16_compress to halve what is sent")
         self.under_way = None       # whether the backward under way, or one that has raised, reduces
         self.comm_hook = comm_hooks.all_reduce
@@ -158,7 +161,7 @@ class DistributedDataParallel(ReducingModule):
             bucket.finish = self._hooked(bucket)
 
     def _hooked(self, bucket):
-        finish = self.comm_hook(bucket.comm, bucket)
+        finish = (comm_hooks.counts_alone if bucket.unsummed else self.comm_hook)(bucket.comm, bucket)
         if not callable(finish):
             raise TypeError(f"a communication hook has returned a {type(finish).__name__}: it returns a function that "
                             "waits until the sum is in bucket.grads, as work.wait of work = comm.all_reduce("
@@ -239,19 +242,32 @@ class DistributedDataParallel(ReducingModule):
 
     # ------------------------------------------------------------ buckets
 
+    def _names_of_unsummed(self):
+        """ValueError for what isn't to be had, or is no parameter to be trained here."""
+        names = {id(p): name for name, p in self.module.named_parameters() if p.requires_grad}
+        if strangers := len(self.unsummed - set(names)):
+            raise ValueError(f"DistributedDataParallel: {strangers} of the unsummed parameters are none of the module "
+                             "that require grad")
+        if self.unsummed and self.exact:
+            raise ValueError("DistributedDataParallel: unsummed parameters in exact mode, whose sums go along one tree "
+                             "over all ranks' gradients: leave one of the two out")
+        if divided := [names[key] for key in self.apart if key in self.unsummed]:
+            raise ValueError(f"DistributedDataParallel: {divided[0]} is divided over ranks, and can't be unsummed")
+        return sorted(names[key] for key in self.unsummed)
+
     def _cut(self, parameters):
         """Parameters cut into buckets, each of what the same ranks hold, by when their last gradient comes."""
         place = {id(p): i for i, p in enumerate(parameters)}
         groups = {}
         for p in parameters:
-            groups.setdefault(self.apart.get(id(p)), []).append(p)
+            groups.setdefault((self.apart.get(id(p)), id(p) in self.unsummed), []).append(p)
         lists = [tensors for group in groups.values() for tensors in cut(group, *self.caps)]
         return sorted(lists, key=lambda tensors: place[id(tensors[-1])])
 
     def _bucket(self, index, tensors):
         ranks = self.apart.get(id(tensors[0]), (self.comm, None))
         leaves = self.leaves_of(tensors)
-        about = (index, tensors, *ranks, self.names)
+        about = (index, tensors, *ranks, self.names, id(tensors[0]) in self.unsummed)
         return Bucket(*about) if leaves is None else BucketBySource(*about, leaves)
 
     def _fill_buckets(self, lists):
