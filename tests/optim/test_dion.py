@@ -114,13 +114,12 @@ def test_what_a_step_takes_is_taken_off():
 
 
 def test_columns_that_have_come_to_nothing_are_drawn_anew():
-    """Of a gradient of rank 1 three of four directions find nothing, until one of another rank comes."""
+    """Of a gradient of rank 1, of one column, three of four directions find nothing, until another comes."""
     p, = leaves([np.zeros((16, 16))])
     optimizer = optim.Dion([p], 1.0, 0.25, 0.0, 0.0, eps=1e-6)
     random = np.random.default_rng(1)
-    a, b = random.standard_normal((2, 16))
     for _ in range(3):
-        p.grad = mt.tensor(np.outer(a, b))
+        p.grad = mt.tensor(np.outer(random.standard_normal(16), np.eye(16)[5]))
         optimizer.step()
     lengths = np.linalg.norm(optimizer.state_dict()["state"][0]["q"], axis=0)
     assert (lengths > 0.99).sum() == 1 and (lengths < 1e-6).sum() == 3
@@ -129,6 +128,16 @@ def test_columns_that_have_come_to_nothing_are_drawn_anew():
     optimizer.step()
     assert (np.linalg.norm(optimizer.state_dict()["state"][0]["q"], axis=0) > 0.99).all()
     assert np.abs(optimizer.state_dict()["state"][0]["momentum_buffer"]).max() < 1e-9      # all of it was taken
+
+
+def test_no_two_begin_with_the_same_directions():
+    params = leaves([np.zeros((8, 8))] * 2)
+    optimizer = optim.Dion(params, momentum=1.0)
+    for p in params:
+        p.grad = mt.tensor(gradients(0, [(8, 8)])[0])
+    optimizer.step()
+    first, second = (each["q"] for each in optimizer.state_dict()["state"])
+    assert np.abs(first - second).max() > 0.1
 
 
 def test_no_gradient_no_step_and_zeros_stay_zeros():

@@ -78,8 +78,9 @@ def test_bytes(n):
     """A backward sends a count for each parameter, a step r numbers for each row and column."""
     numbers = sum(math.prod(p.shape[:-2]) * share(cases.SHARE, min(p.shape[-2:])) * sum(p.shape[-2:])
                   for p in cases.hidden(cases.Net()))
-    (backward, step), (all_backward, all_step) = (list(zip(*crews.call(CASES + "counted", n, (unsummed,)), strict=True))
-                                                  for unsummed in (True, False))
+    (first, backward, step), (_, all_backward, all_step) = (
+        list(zip(*crews.call(CASES + "counted", n, (unsummed,)), strict=True)) for unsummed in (True, False))
+    assert first == step
     sent = [sum(bytes_.get("all_reduce", 0) for _, bytes_ in each) for each in (backward, step, all_backward, all_step)]
     assert {op for each in (*backward, *step, *all_backward, *all_step) for op in each[0]} == {"all_reduce"}
     unit = 2 * (n - 1) * 4      # of an all-reduce, all ranks together, per number
