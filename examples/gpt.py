@@ -63,11 +63,17 @@ def adamw8(model, args):
     return optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.99))
 
 
-def muon(model, args, kind=optim.Muon):
-    """Muon for the blocks' matrices, AdamW for the embeddings, which are the head as well, biases and norms."""
+def hidden_and_others(model):
+    """(the blocks' matrices, all other parameters)"""
     hidden, others = [], []
     for name, p in model.named_parameters():
         (hidden if p.ndim == 2 and "block" in name else others).append(p)
+    return hidden, others
+
+
+def muon(model, args, kind=optim.Muon):
+    """Muon for the blocks' matrices, AdamW for the embeddings, which are the head as well, biases and norms."""
+    hidden, others = hidden_and_others(model)
     return optim.Combined(
         kind(hidden, lr=args.lr, weight_decay=args.weight_decay, adjust_lr_fn="match_rms_adamw"),
         optim.AdamW(training.decay_groups(others, args.weight_decay), lr=args.lr, betas=(0.9, 0.99)))
@@ -88,7 +94,13 @@ def lion(model, args):
     return optim.Lion(training.decay_groups(model, 5 * args.weight_decay), lr=args.lr / 5)
 
 
-OPTIMIZERS = {"adamw": adamw, "adamw8": adamw8, "muon": muon, "dion2": dion2, "lion": lion, "adafactor": adafactor}
+def dion(model, args):
+    """The same with steps in a quarter of each matrix's directions, whose gradients stay each rank's own."""
+    return muon(model, args, optim.Dion)
+
+
+OPTIMIZERS = {"adamw": adamw, "adamw8": adamw8, "muon": muon, "dion": dion, "dion2": dion2, "lion": lion,
+              "adafactor": adafactor}
 
 
 def network(facts, vocabulary, **dropout):
@@ -213,7 +225,8 @@ def parse(argv):
     sizes("steps", "batch_size")
     p.add_argument("--optimizer", choices=list(OPTIMIZERS), default="adamw",
                    help="adamw8: with state of 8 bits; muon: the blocks' matrices by Muon, with AdamW's rates, and the "
-                   "rest by AdamW; dion2: so, by a step of a quarter of each matrix; lion: with a fifth of AdamW's "
+                   "rest by AdamW; dion2: so, by a step of a quarter of each matrix; dion: in a quarter of its "
+                   "directions, by gradients that aren't summed, and aren't clipped; lion: with a fifth of AdamW's "
                    "rates and half of its state; adafactor: all, by rates in proportion to the parameters, say --lr "
                    "0.03")
     p.add_argument("--lr", type=float, help=f"learning rate (default: {ADDITION['lr']}; with --text {TEXT['lr']})")
@@ -278,6 +291,11 @@ def logits(model, inputs):
     return model(*apart(inputs)) if inputs.ndim == 3 else model(inputs)
 
 
+def clip_others(max_norm, model):
+    """Clip all gradients but those that Dion adds up in its step. Returns their norm."""
+    return optim.clip_grad_norm_(hidden_and_others(model)[1], max_norm)
+
+
 def clipped(clip, spike):
     """A step is done, or left out: clip its scores, and say in the history how large they were, and of how many heads
     they were too large."""
@@ -321,7 +339,9 @@ def prepare(args, world):
     use = utilization.measure(world, model, *(apart(row) if row.ndim == 3 else [row]), dtype=args.amp or xp.float32,
                               device=device) if args.mfu else None
     model = with_more_ahead(model, vars(args)).to(device)
-    model = DistributedDataParallel(mt.compile(model) if args.compile else model, world, exact=args.exact)
+    model = mt.compile(model) if args.compile else model
+    unsummed = hidden_and_others(model)[0] if args.optimizer == "dion" and not args.exact else ()
+    model = DistributedDataParallel(model, world, exact=args.exact, unsummed=unsummed)
     optimizer = OPTIMIZERS[args.optimizer](model, args)
     if args.compile and args.optimizer != "adafactor":
         mt.compile(optimizer)
@@ -343,6 +363,7 @@ def train(args, world):
     with program.usage_errors("gpt.py"):
         task, loader, model, losses, optimizer, schedule, scaler, spikes, clip, checks, run, use = prepare(args, world)
     stop, curve = False, run.facts.get("validation", [])
+    norm_clip = partial(clip_others, args.clip) if args.optimizer == "dion" else args.clip
     with run, program.Progress(world, args.steps) as progress, program.Interrupt() as interrupt:
         progress.say(f"{task.name}: {len(task.inputs):,} samples, {len(task.vocabulary)} characters; "
                      f"{sum(p.size for p in model.parameters()):,} parameters, {world.size} "
@@ -355,7 +376,7 @@ def train(args, world):
         for epoch, batch in batches:
             begin = time.perf_counter()
             loss, stop = training.train_step(model, optimizer, batch, losses, world, seed=args.seed, step=run.step,
-                                             units=task.units, clip=args.clip, stop=interrupt.wanted, amp=args.amp,
+                                             units=task.units, clip=norm_clip, stop=interrupt.wanted, amp=args.amp,
                                              scaler=scaler, spikes=spikes)
             schedule.step()
             spike = spikes.at(run.step + 1) if spikes else None

@@ -96,9 +96,10 @@ class Dion(Optimizer):
             if slot.segment.tensor.grad is not None:
                 slot.steps += 1
                 matrices.append(self.begun(k, flat, state, slot))
+        redraw(matrices)
         comms, ps = [m.comm for m in matrices], [m.b @ m.q for m in matrices]
         add_up(comms, ps, "P")
-        ps = [xp.linalg.qr(p)[0] for p in ps]
+        ps = [module_of(p).linalg.qr(p)[0] for p in ps]
         rs = [m.b.swapaxes(-1, -2) @ p for m, p in zip(matrices, ps, strict=True)]
         for m, p, r in zip(matrices, ps, rs, strict=True):      # each rank's own R: so that the sum is B - (1-μ) P Rᵀ
             m.b[...] -= (1 - m.group["momentum"]) * (p @ r.swapaxes(-1, -2))
@@ -113,8 +114,7 @@ class Dion(Optimizer):
         p, b, q = flat.params[part], mine["momentum_buffer"], mine["q"]
         exact = self.exact(p, mine)
         b += self.divided(flat.grads[part], b)
-        redraw(q, slot.group["seed"], k, slot.steps)
-        return Matrix(segment.tensor.leaf.unsummed, p, exact, b.reshape(shape), q, slot.group)
+        return Matrix(segment.tensor.leaf.unsummed, p, exact, b.reshape(shape), q, slot.group, (k, slot.steps))
 
     # ------------------------------------------------------------ momenta that are each rank's own
 
@@ -155,7 +155,7 @@ class Dion(Optimizer):
 
 class Matrix(NamedTuple):
     """One parameter in a step: who has other parts of its gradient, None: nobody; p, 1-d, and what is updated of it;
-    B and Q."""
+    B and Q; its number and the step's, by which numbers are drawn."""
 
     comm: object
     p: object
@@ -163,13 +163,14 @@ class Matrix(NamedTuple):
     b: object
     q: object
     group: dict
+    key: tuple
 
     def step(self, p, r):
         """Move the parameter by P and R of all ranks, and keep Q."""
         if self.group["right"] == "columns":
             self.q[...] = r / (xp.sqrt((r * r).sum(axis=-2, keepdims=True)) + self.group["eps"])
         else:
-            q, t = xp.linalg.qr(r)
+            q, t = module_of(r).linalg.qr(r)
             self.q[...] = q * xp.where(t.diagonal(axis1=-2, axis2=-1) < 0, -1, 1)[..., None, :]     # along R, not back
         rows, columns = self.b.shape if self.b.ndim == 2 else self.b.shape[:0:-1]
         group, exact = self.group, self.exact
@@ -181,13 +182,16 @@ class Matrix(NamedTuple):
         wrote(self.p, "Dion.step")
 
 
-def redraw(q, seed, k, step):
-    """Draw columns of (…, columns, r) that have come to nothing, at the first step all: from there B finds more. The
-    same on all ranks."""
-    lost = xp.sqrt((q * q).sum(axis=-2, keepdims=True)) < LOST
-    if lost.any():
-        drawn = np.random.default_rng([seed, k, step]).standard_normal(q.shape).astype(q.dtype)
-        q[...] = xp.where(lost, to(drawn / math.sqrt(max(q.shape[-2], 1)), device_of(q)), q)
+def redraw(matrices):
+    """Draw columns of Q that have come to nothing, at the first step all: from there B finds more. The same on all
+    ranks. A GPU is waited for, once."""
+    if not matrices:
+        return
+    lost = [xp.sqrt((m.q * m.q).sum(axis=-2, keepdims=True)) < LOST for m in matrices]
+    known = to(module_of(lost[0]).concatenate([each.any().reshape(1) for each in lost]), "cpu")
+    for m, columns in (both for both, some in zip(zip(matrices, lost, strict=True), known, strict=True) if some):
+        drawn = np.random.default_rng([m.group["seed"], *m.key]).standard_normal(m.q.shape).astype(m.q.dtype)
+        m.q[...] = xp.where(columns, to(drawn / math.sqrt(m.q.shape[-2]), device_of(m.q)), m.q)
 
 
 def add_up(comms, arrays, what):

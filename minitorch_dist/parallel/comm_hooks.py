@@ -14,6 +14,8 @@ sum over all ranks in `bucket.grads`, with the same bits on every rank.
     OneBit          (N-1) · (M/32 + 4 for each parameter)
     TopK(share)     (N-1) · 2·share·M
 
+(optim.Dion sends as little as PowerSGD, in its step, and leaves nothing out of the sum: these are `unsummed`.)
+
 Sums of signs are no signs, and of a few elements more than these: the last two are sent by everybody to everybody, and
 grow with N.
 """
