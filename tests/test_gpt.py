@@ -77,6 +77,17 @@ def test_one_curve_on_one_and_two_ranks(tmp_path):
         != exact[1][0]["parameters_sha256"]
 
 
+@pytest.mark.parametrize("name", ["dion", "dion2"])
+def test_one_curve_of_an_optimizer_of_matrices(tmp_path, name):
+    """Dion's gradients aren't summed, but in exact mode."""
+    flags = [*TINY, "--optimizer", name]
+    (_, first, _, _), (_, second, _, _) = (train(tmp_path, n, *flags) for n in (1, 2))
+    assert max(abs(a["loss"] - b["loss"]) for a, b in zip(first, second, strict=True)) < 1e-5 < 0.1 < \
+        abs(first[-1]["loss"] - first[0]["loss"])
+    (alone, *_), (together, *_) = (train(tmp_path, n, *flags, "--exact") for n in (1, 2))
+    assert alone["parameters_sha256"] == together["parameters_sha256"]
+
+
 def test_a_z_loss_is_added(tmp_path):
     """To the first loss, where all 12 characters are about as likely: log² of their number."""
     flags = [*TINY, "--steps", "2", "--warmup", "1", "--skip-spikes"]
