@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from minitorch_dist import comm, nn
+from minitorch_dist.comm.cost import Costs
 from minitorch_dist.flat import BLOCK
 from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.parallel.pipelines.schedules import play, zb_h1
@@ -291,8 +292,8 @@ def test_seconds_of_copies():
     alone = plan(Job(Parameters(1e9), dp=8, batch=8, stage=2, shard_over=1), SIMPLE)
     assert alone.sent("shard") == 0 and alone.sent("dp") == rank_of(replace(alone.job, stage=0, shard_over=None)
                                                                    ).collectives[0].sent
-    spans = {(4, 1, 1, 2): 4, (4, 2, 1, 2): 2, (4, 2, 1, 4): 8, (1, 8, 1, 4): 4,     # dp, cp, ep, shard_over; pp=2
-             (2, 1, 4, 4): 4, (2, 2, 2, 4): 4, (2, 2, 2, 8): 16}                    # where cp < 8
+    spans = {(4, 1, 1, 2): 4, (4, 2, 1, 2): 2, (4, 2, 1, 4): 8, (1, 8, 1, 4): 4, (3, 2, 1, 3): 8,   # dp, cp, ep, shards
+             (2, 1, 4, 4): 4, (2, 2, 2, 4): 4, (2, 2, 2, 8): 16}                                    # pp=2 if cp < 8
     for (dp, cp, ep, shards), wanted in spans.items():
         job = Job(replace(SMALL, tied=False, experts=4, capacity_factor=None), dp=dp, cp=cp, ep=ep, stage=1, time=16,
                   pp=2 if cp < 8 else 1, batch=dp * ep, shard_over=shards)
@@ -353,6 +354,32 @@ def test_seconds_of_sequences_experts_and_the_host():
         assert plan(replace(job, cp_by=by), SIMPLE).seconds.cp == pytest.approx(2 * sent_each, rel=1e-12)
     found = plan(Job(Parameters(1e9), offload_optimizer=True), SIMPLE).seconds
     assert found.host == 6e9 / 2e7 and found.longest == "host" and found.step == found.host + found.compute
+
+
+def test_each_axis_has_the_slowest_link_between_its_ranks():
+    """In machines of four: neighbours are the ranks of tp, then of ep, cp, pp and dp."""
+    model = replace(SMALL, layers=4, tied=False, experts=8, capacity_factor=None)
+    fast, slow = (Costs(LATENCY, 1 / speed, 0.0) for speed in (1e9, 1e8))
+    for mesh, links in (({"tp": 2, "ep": 2}, {"tp": fast, "ep": fast, "dp": fast}),
+                        ({"tp": 2, "ep": 4}, {"tp": fast, "ep": slow, "dp": slow}),
+                        ({"ep": 2, "cp": 2}, {"ep": fast, "cp": fast, "dp": fast}),
+                        ({"tp": 2, "ep": 2, "cp": 2}, {"tp": fast, "ep": fast, "cp": slow, "dp": slow}),
+                        ({"cp": 2, "pp": 4}, {"cp": fast, "dp": fast, "pp": slow}),
+                        ({"tp": 2, "dp": 2}, {"tp": fast, "dp": fast}), ({"pp": 4, "dp": 2}, {"pp": fast, "dp": slow})):
+        found = plan(Job(model, **mesh, batch=16, time=16, micro_batches=mesh.get("pp", 1)), SIMPLE)
+        for axis, link in links.items():
+            taken = [sum(c.seconds(link) for c in rank.collectives if c.axis == axis) for rank in found.ranks]
+            assert getattr(found.seconds, axis) == max(taken) > 0, (mesh, axis)
+
+
+def test_ranks_of_a_pipeline_wait_for_all_that_the_others_do():
+    """Of two ranks and four micro-batches a fourth; and each copies what it has to its own host."""
+    model = replace(SMALL, tied=False, experts=4, capacity_factor=None)
+    job = Job(model, pp=2, tp=2, ep=2, cp=2, batch=8, time=16, micro_batches=4, offload_optimizer=True)
+    found, ranks = plan(job, SIMPLE).seconds, plan(job, SIMPLE).ranks
+    assert min(found.tp, found.cp, found.ep) > 0
+    assert found.bubble == pytest.approx((found.compute + found.tp + found.cp + found.ep) / 4, rel=1e-12)
+    assert found.host == max(rank.crossing for rank in ranks) / 2e7
 
 
 def test_a_plan_speaks_of_its_worst_rank():
