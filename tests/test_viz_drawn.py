@@ -184,6 +184,14 @@ def test_a_learning_curve(drawn):
     assert below.lines[1].get_ydata() == [40, 40]
 
 
+@pytest.mark.filterwarnings("error")
+def test_scores_that_nobody_clips_have_no_threshold(drawn):
+    for summary in ({}, {"qk_clip": None}):
+        viz.learning_curve(Run("one", np.arange(1, 4), np.ones(3), summary, np.array([1.0, 2, 3])), "l.png")
+        below = drawn[-1].axes[1]
+        assert texts(below) == [] and len(below.lines) == 1
+
+
 # ---------------------------------------------------------------- models
 
 @pytest.mark.parametrize("shape, grid, shown", [((2, 3, 2, 3), (2, 3), 6), ((10, 1, 2, 2), (2, 8), 10),

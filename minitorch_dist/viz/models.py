@@ -46,8 +46,8 @@ def _draw_scores(axes, run, size):
     axes.plot(*binned(run.steps[known], run.scores[known], size, np.maximum), color="#9b2c8f", lw=1.2)
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    threshold = run.summary.get("qk_clip") or 0
-    if threshold < high:
+    threshold = run.summary.get("qk_clip")
+    if threshold is not None and threshold < high:
         axes.set_ylim(min(low, threshold / 1.5), max(high, threshold * 1.5))
         axes.axhline(threshold, color=INK, lw=1, ls=":")
         axes.annotate(f"clipped to {threshold:g}", (1, threshold), xycoords=("axes fraction", "data"), xytext=(-2, 3),
