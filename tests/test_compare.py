@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from minitorch_dist import viz
-from minitorch_dist.viz.curves import binned
+from minitorch_dist.viz.curves import _number, binned
 from tests.parallel.test_offload import file_size_limit
 
 ROOT = Path(__file__).parents[1]
@@ -116,6 +116,23 @@ def test_steps_are_compared_by_number_not_by_place(write):
     assert (verdict.kind, verdict.max_delta, verdict.first_step) == ("different", 0.0, 1)
 
 
+def test_the_earliest_of_steps_that_differ_and_steps_that_are_missing_counts(write):
+    whole, late = write("a", LOSSES), write("b", changed(3, 9.0)[1:], start=2)      # without step 1
+    verdict = judge(TOLERANCE, whole, late)
+    assert verdict.first_step == 1 and f"{late} has not; max |Δloss| = 8.5 where both have one" in verdict.text
+    hole = write("c", LOSSES)
+    lines = (hole / "history.jsonl").read_text().splitlines(keepends=True)
+    (hole / "history.jsonl").write_text("".join(lines[:2] + lines[3:]))
+    assert f"DIFFERENT from step 3: {whole} has this step, {hole} has not; " in judge(TOLERANCE, whole, hole).text
+
+
+def test_one_run_of_other_parameters_is_enough(write):
+    """Whichever comes first, though no loss differs."""
+    same, equal, other = write("a", LOSSES), write("b", LOSSES), write("c", LOSSES, parameters_sha256="b")
+    assert [judge(TOLERANCE, same, *two).kind for two in ((equal, other), (other, equal), (equal, equal))] == \
+        ["within", "within", "identical"]
+
+
 def test_the_worst_of_several_runs_counts(write):
     same, near = write("a", LOSSES), write("b", changed(1, 1.25 + TOLERANCE / 2))
     late, early = write("c", changed(4, 9.0)), write("d", changed(1, 1.5))
@@ -127,6 +144,9 @@ def test_the_worst_of_several_runs_counts(write):
 def test_settings_that_differ_are_named(write):
     verdict = judge(TOLERANCE, write("a", LOSSES, lr=0.1, epochs=2), write("b", changed(0, 3.0), lr=0.2, epochs=2))
     assert verdict.text.endswith("The runs were set differently: lr 0.1 / 0.2")
+    for pair in ("cd", "ef"):       # what one doesn't tell isn't different
+        told, untold = write(pair[0], LOSSES, lr=0.1), write(pair[1], changed(0, 3.0))
+        assert "differently" not in judge(TOLERANCE, *((told, untold) if pair == "cd" else (untold, told))).text
 
 
 def test_exact_runs_that_are_not_identical_are_named(write):
@@ -139,12 +159,20 @@ def test_exact_runs_that_are_not_identical_are_named(write):
         ("e", LOSSES, "blas for A"), ("f", near, "blas for A"), ("g", near, "blas for B")))
     assert "should be identical" in judge(TOLERANCE, ours, alike).text
     assert "--exact, but products came of blas for A, and of blas for B" in judge(TOLERANCE, ours, unlike).text
+    unsaid = write("h", LOSSES, exact=True)
+    assert "should be identical" in judge(TOLERANCE, unsaid, unlike).text
 
 
 @pytest.mark.parametrize("key, value", [("data", "mnist"), ("seed", 1)])
 def test_runs_of_another_job_are_refused(write, key, value):
     with pytest.raises(viz.RunError, match=f"not the same job: {key}"):
         judge(TOLERANCE, write("a", LOSSES), write("b", LOSSES, **{key: value}))
+
+
+@pytest.mark.parametrize("value, text", [(0, "0"), (8.6e-7, "8.6e-07"), (1e-4, "1e-04"), (0.43, "0.43"), (0.01, "0.01"),
+                                         (0.05, "0.05"), (0.0099, "9.9e-03")])
+def test_numbers_are_short(value, text):
+    assert _number(value) == text
 
 
 # ---------------------------------------------------------------- reading
@@ -169,6 +197,9 @@ def test_a_missing_or_truncated_summary_is_refused(write):
     summary = write("a", LOSSES) / "summary.json"
     summary.write_text('{"ranks": ')
     with pytest.raises(viz.RunError, match="damaged or cut off"):
+        viz.read_run(summary.parent)
+    summary.write_text("[1, 2]")
+    with pytest.raises(viz.RunError, match="summary.json holds list instead of an object"):
         viz.read_run(summary.parent)
     summary.unlink()
     with pytest.raises(viz.RunError, match="not a finished run.*train.py --out"):
