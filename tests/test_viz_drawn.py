@@ -104,6 +104,12 @@ def test_sixty_nodes_are_a_picture(drawn):
         viz.graph(y * 1.0, "g.png")
 
 
+def test_leaves_without_a_name_are_numbered():
+    w, x, y = (mt.tensor(np.ones(2), requires_grad=True) for _ in range(3))
+    leaves = [line.split()[2:] for line in viz.graph_text(w * x + y, {"w": w}).splitlines() if line.endswith("leaf")]
+    assert leaves == [["w", "float64[2]", "leaf"], *(["leaf", f"{i}", "float64[2]", "leaf"] for i in (1, 2))]
+
+
 def test_as_many_lines_as_there_is_room_for():
     y = mt.tensor(np.ones(2), requires_grad=True)
     for _ in range(399):
@@ -282,8 +288,9 @@ def test_a_text_that_is_wider_than_its_bar_is_left_out(drawn):
     assert [text.get_visible() for text in drawn[0].axes[0].texts] == [True, False]
 
 
-def test_a_style_ends_with_its_picture(tmp_path):
+def test_no_setting_of_the_callers_changes(tmp_path):
     import matplotlib
-    before = dict(matplotlib.rcParams)
-    viz.graph(nn.Linear(2, 3)(np.ones((1, 2), np.float32)), tmp_path / "g.svg")
-    assert dict(matplotlib.rcParams) == before
+    with matplotlib.rc_context({"font.size": 3.5, "axes.edgecolor": "red"}):
+        before = dict(matplotlib.rcParams)
+        viz.graph(nn.Linear(2, 3)(np.ones((1, 2), np.float32)), tmp_path / "g.svg")
+        assert dict(matplotlib.rcParams) == before
