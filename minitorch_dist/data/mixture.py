@@ -100,6 +100,7 @@ class Mixture:
         """(sources, rows), int64 of the indices' shape: of which source each sample is, by number, and which row of
         it."""
         indices = np.asarray(indices)
+        indices = indices if indices.size else indices.astype(np.int64)     # of an empty list it is floats
         if indices.size and not 0 <= indices.min() <= indices.max() < len(self):
             raise IndexError(f"Mixture: there are samples 0 to {len(self) - 1}, got {indices}")
         sources, rows = (np.empty(indices.shape, np.int64) for _ in range(2))

@@ -93,6 +93,14 @@ def test_ranks_without_a_row_of_a_last_batch_have_none_of_the_same_form():
         assert last.labels.shape == last.inputs.shape[:1] and last.labels.dtype == one.labels.dtype and last.count == 1
 
 
+@pytest.mark.parametrize("none", [[], np.arange(0), range(0)], ids=["list", "array", "range"])
+def test_of_no_samples_the_sources_say_what_they_are_like(none):
+    mixture = Mixture({"a": numbered(10, 0), "b": numbered(3, 1)}, [(9, {"a": 2, "b": 1})])
+    inputs, labels = mixture.read(none)
+    assert inputs.shape == (0, 2) and labels.shape == (0,) and inputs.dtype == labels.dtype == np.int64
+    assert [it.shape for it in mixture.where(none)] == [(0,), (0,)]
+
+
 def test_it_prints_what_comes_of_what():
     mixture = Mixture({"web": numbered(1000, 0), "code": numbered(50, 1), "books": numbered(7, 2)},
                       [(90, {"web": 8, "code": 3, "books": 1}), (10, {"books": 1, "code": 1})])
