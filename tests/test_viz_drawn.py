@@ -188,6 +188,10 @@ def test_a_learning_curve(drawn):
     assert texts(top) == ["1.25"] and texts(below) == ["clipped to 40"] and below.get_xlabel() == "optimizer step"
     np.testing.assert_array_equal(below.lines[0].get_ydata(), scores.reshape(267, 3).max(1))
     assert below.lines[1].get_ydata() == [40, 40]
+    viz.learning_curve(run_of(losses[:400]), "l.png")
+    axes, = drawn[1].axes
+    assert axes.lines[0].get_label() == "training, each step" and axes.lines[0].get_ydata().tolist() == \
+        losses[:400].tolist()
 
 
 @pytest.mark.filterwarnings("error")
@@ -218,6 +222,11 @@ def test_filters_lie_in_rows_of_an_output_each(drawn, shape, grid, shown):
     said = f"{shape[0]} filters over {shape[1]} channel{'s' * (shape[1] > 1)}"
     of_all = shape[0] * shape[1]
     assert drawn[0]._suptitle.get_text() == said + (f", {shown} of {of_all} shown" if shown < of_all else "")
+
+
+def test_filters_of_zeros_are_white(drawn):
+    viz.filters(np.zeros((2, 3, 2, 2)), "f.png")
+    assert drawn[0].axes[0].images[0].get_clim() == (-1, 1)
 
 
 def test_attention_maps_name_what_looks_and_what_is_looked_at(drawn):
