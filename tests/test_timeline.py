@@ -230,5 +230,7 @@ def test_a_schedule_is_drawn_in_colours_of_its_kinds(tmp_path, schedule, kinds):
 
 
 def test_nothing_to_draw_raises(tmp_path):
-    with pytest.raises(ValueError, match=r"mt\.trace"):
-        timeline(Timeline(), tmp_path / "none.png")
+    nothing = Timeline()
+    for nothing.spans in ([], [[], []]):
+        with pytest.raises(ValueError, match=r"mt\.trace"):
+            timeline(nothing, tmp_path / "none.png")
