@@ -73,6 +73,20 @@ def test_each_time_through_a_source_has_another_order_and_other_sources_change_i
     assert other.read(np.arange(80))[1].tolist() != of_a.tolist()
 
 
+def test_sources_of_one_length_have_orders_of_their_own():
+    mixture = Mixture({"a": numbered(40, 0), "b": numbered(40, 1)}, [(80, {"a": 1, "b": 1})])
+    inputs, labels = mixture.read(np.arange(80))
+    assert labels[inputs[:, 0] == 0].tolist() != labels[inputs[:, 0] == 1].tolist()
+
+
+def test_weights_are_taken_in_lowest_terms():
+    """300,000 turns would be too many to list; 100,000 aren't."""
+    sources = {"a": numbered(9, 0), "b": numbered(9, 1)}
+    large, small = (Mixture(sources, [(18, {"a": 2 * n, "b": n})]) for n in (MOST_TURNS, 1))
+    np.testing.assert_array_equal(large.where(np.arange(18)), small.where(np.arange(18)))
+    assert len(Mixture(sources, [(18, {"a": MOST_TURNS - 1, "b": 1})])) == 18
+
+
 def test_ranks_have_their_parts_of_one_order_with_the_shares_in_each():
     mixture = Mixture({"a": numbered(100, 0), "b": numbered(11, 1)}, [(64, {"a": 3, "b": 1}), (36, {"b": 1})])
     alone = Loader(mixture, None, 20, shuffle=False)
@@ -137,10 +151,16 @@ def test_what_does_not_fit_is_told():
             Mixture({"a": a, "b": b}, phases)
     with pytest.raises(TypeError, match=r"weight of 'a'=0.7: must be a whole number"):
         Mixture({"a": a, "b": b}, [(5, {"a": 0.7, "b": 0.3})])
+    with pytest.raises(TypeError, match="seed=0.5: must be a whole number"):
+        Mixture({"a": a}, [(5, {"a": 1})], seed=0.5)
     with pytest.raises(ValueError, match="b has no samples"):
         Mixture({"a": a, "b": numbered(0, 1)}, [(5, {"a": 1})])
     mixture = Mixture({"a": a, "b": Arrays(np.zeros((4, 3), np.int64), np.arange(4))}, [(6, {"a": 1, "b": 1})])
     with pytest.raises(ValueError, match=r"samples of b are int64 \(3,\), others are int64 \(2,\)"):
         mixture.read([0, 1])
-    with pytest.raises(IndexError, match="samples 0 to 5, got"):
-        mixture.read([6])
+    halves = Mixture({"a": a, "b": Arrays(np.full((4, 2), 0.5), np.arange(4))}, [(6, {"a": 1, "b": 1})])
+    with pytest.raises(ValueError, match=r"samples of b are float64 \(2,\), others are int64 \(2,\)"):
+        halves.read([0, 1])
+    for lost in ([6], [-1], [3, -1, 2]):
+        with pytest.raises(IndexError, match="samples 0 to 5, got"):
+            mixture.read(lost)
