@@ -2,6 +2,8 @@
 
 import json
 import re
+from itertools import count
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -39,6 +41,24 @@ def test_it_is_the_share_of_what_is_reached():
     use = utilization.Utilization(flops=2e6, reached=50e9)
     assert use.mfu(5000) == pytest.approx(0.2)
     assert use.told(5000) == "MFU 20.0 %: 2 MFLOP a sample, 10 GFLOP/s, of 50 that these ranks reach in large products"
+
+
+@pytest.mark.parametrize("size", [None, 40])
+def test_the_speed_is_that_of_the_products_of_all_ranks(monkeypatch, size):
+    """On a clock that goes on by a second whenever it is read, of three ranks alike: two products between the first
+    time and the last, four seconds later, behind one that warms up and a barrier."""
+    events, clock, matmul = [], count(), np.matmul
+
+    def multiply(x, y, **options):
+        events.append((x.shape, y.shape, x.dtype))
+        return matmul(x, y, **options)
+    world = SimpleNamespace(barrier=lambda: events.append("barrier"), all_reduce=lambda rate: rate.__imul__(3))
+    monkeypatch.setattr(utilization, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(np, "matmul", multiply)
+    found = utilization.reached(world, "float32", size=size, seconds=2.5)
+    n = size or 1024
+    product = ((n, n), (n, n), np.float32)
+    assert events == [product, "barrier", product, product] and found == 3 * 2 * (2 * n ** 3) / 4
 
 
 @pytest.mark.parametrize(("main", "options"), [

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from minitorch_dist.data import Loader, ahead
+from minitorch_dist.data import Loader, ahead, reading_ahead
 
 
 def readers():
@@ -59,6 +59,30 @@ def test_a_loop_that_is_left_leaves_no_thread():
     assert not readers()
 
 
+def test_a_loop_that_is_left_has_no_more_made(monkeypatch):
+    """But the one that the thread is at."""
+    made, left = [], threading.Event()
+
+    class Executor(reading_ahead.ThreadPoolExecutor):
+        def shutdown(self, **options):
+            super().shutdown(**options | {"wait": False})
+            left.set()
+            super().shutdown(**options)
+
+    def batches():
+        for i in range(9):
+            made.append(i)
+            assert i == 0 or left.wait(30)
+            yield i
+    monkeypatch.setattr(reading_ahead, "ThreadPoolExecutor", Executor)
+    found = ahead(batches(), 5)
+    assert next(found) == 0
+    found.close()
+    assert len(made) <= 2 and not readers()
+
+
 def test_it_wants_one_or_more():
     with pytest.raises(ValueError, match="count=0"):
         ahead([1], 0)
+    with pytest.raises(TypeError, match="count=1.5: must be a whole number"):
+        ahead([1], 1.5)
