@@ -151,6 +151,18 @@ def test_a_step_is_that_of_the_global_batch(n, exact, units, clip):
             np.testing.assert_allclose(a, w - 0.5 * g, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.parametrize("clip", [None, lambda model: None, lambda model: 3.5])
+def test_a_guard_against_spikes_hears_of_the_loss_and_of_a_norm_that_is_known(clip):
+    x, labels, batch, model = setting()
+    loss, grads = by_hand(x, labels, *(p.numpy().copy() for p in model.parameters()), 1)
+    norm = np.sqrt(sum((g ** 2).sum() for g in grads)) if clip is None else clip(model)
+    ddp, heard = DistributedDataParallel(model, comm.world()), []
+    guard = SimpleNamespace(spiked=lambda step, **values: heard.append((step, values)))
+    training.train_step(ddp, optim.SGD(ddp.parameters(), lr=0.5), batch, loss_sum, comm.world(), seed=0, step=6,
+                        clip=clip, spikes=guard)
+    assert heard == [(7, pytest.approx({"loss": loss} | ({} if norm is None else {"norm": norm}), rel=1e-12))]
+
+
 def test_one_rank_that_wants_to_stop_stops_all():
     for stop_on, wanted in [((1,), True), ((0, 1), True)]:
         assert [v[1] for v in ranks.call("tests.test_training:one_step", 2, (False, 1, None, stop_on))] == [wanted] * 2

@@ -148,6 +148,7 @@ def test_the_printed_table():
     lines = text.split("\n")
     assert lines[0].split() == ["path", "layer", "output", "parameters", "FLOPs"]
     assert lines[2].split() == ["0", "Linear", "7", "×", "30", "23,550", "329,280"]
+    assert lines[1] == lines[-4] == "-" * len(lines[0])     # between them what is added up
     assert lines[-3].split() == ["total", "23,860", "333,480"] and len({len(line) for line in lines[:-2]}) == 1
     assert "1,000,440 FLOPs (3 × forward)" in lines[-1] and "D = 7: 1,002,120" in lines[-1]
 
