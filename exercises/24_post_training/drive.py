@@ -199,7 +199,7 @@ def train(learner, inputs, run):
 
     def reward(tokens):
         right = tokens[:, time:] == np.stack([tokens[:, 0], 0 * tokens[:, 0] + how["end"]], 1)
-        return right.mean(1)
+        return (right & (tokens[:, time:time + 1] != how["end"])).mean(1)
 
     def log_probs(model, tokens):
         return token_log_probs(model(tokens[:, :-1])[:, time - 1:], tokens[:, time:])
