@@ -63,7 +63,7 @@ def total(losses, tokens, rank, case):
     return sum(losses) / everything(case, tokens, rank)
 
 
-def run(case, loss=total, divisor=everything, weigh=None, centre=None, deviation=None, spread=None):
+def run(case, loss=total, divisor=everything, weigh=None, passed=None, centre=None, deviation=None, spread=None):
     """Outputs of all ranks; the keywords are the mistakes."""
     if case[0]["what"] == "spread":
         with np.errstate(all="ignore"):
@@ -73,7 +73,7 @@ def run(case, loss=total, divisor=everything, weigh=None, centre=None, deviation
     for one in case:
         counted = one["counted"]
         clean = one | {name: np.where(counted, one[name], 0) for name in TOKENS} | {"what": "token_losses"}
-        found, weights = gains.run(clean), counted * 1.0 if weigh is None else weigh(counted)
+        found, weights = gains.run(clean | (passed(clean) if passed else {})), counted * 1.0 if weigh is None else weigh(counted)
         losses.append((found["losses"] * weights).sum())
         slopes.append(found["slopes"] * weights)
         tokens.append(counted.sum())
@@ -109,6 +109,15 @@ def by(divisor):
 
 def rows(case, tokens, rank):
     return max(sum(len(one["counted"]) for one in case), 1)
+
+
+def written(case, tokens, rank):
+    """Answers with a token that counts."""
+    return max(sum(one["counted"].any(1).sum() for one in case), 1)
+
+
+def one_at_least(case, tokens, rank):
+    return sum(max(each, 1) for each in tokens)
 
 
 def positions(case, tokens, rank):
@@ -148,6 +157,30 @@ def own_centres(parts):
     squares = sum(((p - p.mean(1, keepdims=True)) ** 2).sum(1, keepdims=True) for p in parts if p.shape[1])
     std = np.sqrt(squares / (sum(p.shape[1] for p in parts) - 1))
     return [(p - mean) / (std + 1e-4) for p in parts]
+
+
+def own_number(parts):
+    """The squares of all ranks over each rank's own number of answers less one."""
+    everyone = np.concatenate(parts, 1)
+    mean = everyone.mean(1, keepdims=True)
+    squares = ((everyone - mean) ** 2).sum(1, keepdims=True)
+    return [(p - mean) / (np.sqrt(squares / max(p.shape[1] - 1, 1)) + 1e-4) for p in parts]
+
+
+def times_ranks(parts):
+    """Each rank takes all others for as large as itself."""
+    total = np.concatenate(parts, 1).sum(1, keepdims=True)
+    centred = [p - total / np.float64(p.shape[1] * len(parts)) for p in parts]
+    squares = sum((c ** 2).sum(1, keepdims=True) for c in centred)
+    return [c / (np.sqrt(squares / (c.shape[1] * len(parts) - 1)) + 1e-4) for c in centred]
+
+
+def close_for_equal(width):
+    """0 where a question's rewards differ by less."""
+    def found(parts):
+        equal = np.ptp(np.concatenate(parts, 1), axis=1, keepdims=True) < width
+        return [np.where(equal, 0.0, each) for each in spreads(parts, None, None)]
+    return of_parts(found)
 
 
 def own_part(r, part):
@@ -198,11 +231,20 @@ SIGNATURES = [
     g("each answer counts the same here, however long it is (mean over its tokens, then over answers): so a token of a "
       "long wrong answer costs less", weigh=per_answer, **by(rows)),
     g("divided by the number of answers, not of tokens", **by(rows)),
+    g("divided by the number of answers that have a token, not of tokens", **by(written)),
     g("divided by the number of all positions: only the counted ones", **by(positions)),
+    g("a rank without tokens is taken for one with one: a sum is 0 only where no rank has a token, so look at the sum",
+      **by(one_at_least)),
     *[g(f"{some:g} is added to the number of tokens: it isn't 0 but where nobody has a token, and the fewer there are, "
         "the smaller become loss and slopes", **by(lambda case, tokens, rank, some=some: sum(tokens) + some))
       for some in (1e-8, 1e-6, 1)],
     g("divided by the number of ranks", **by(lambda case, tokens, rank: len(case))),
+    g("low and high are exchanged on their way to token_losses", passed=lambda one: {"low": one["high"],
+                                                                                     "high": one["low"]}),
+    g("low, high and beta aren't passed on: token_losses has defaults, and these aren't they",
+      passed=lambda one: {"low": 0.2, "high": 0.28, "beta": 0.04}),
+    g("old and reference are exchanged on their way to token_losses", passed=lambda one: {
+        "old": one["reference"], "reference": one["old"]}),
     g("the tokens of one rank times the number of ranks: they have different numbers of tokens",
       **by(lambda case, tokens, rank: own(case, tokens, rank) * len(case))),
     s("each rank's own mean and standard deviation: the group is spread over all ranks", centre=own_part,
@@ -215,6 +257,11 @@ SIGNATURES = [
     s("mean and standard deviation over all questions: each question has its own", centre=lambda r, part: r.mean(),
       deviation=lambda r, part: r.std(ddof=1)),
     s("divided by the number of answers: of a sample, by one less", deviation=lambda r, part: r.std(1, keepdims=True)),
+    s("the squares are divided by this rank's number of answers less one: by that of all ranks", **of_parts(own_number)),
+    s("the number of this rank's answers times the number of ranks: they have different numbers of answers",
+      **of_parts(times_ranks)),
+    *[s("rewards that are close together are taken for equal ones: theirs is a small number, and not 0",
+        **close_for_equal(width)) for width in (1e-9, 1e-3)],
     s("the variance is taken for the standard deviation", deviation=lambda r, part: r.var(1, ddof=1, keepdims=True)),
     s("the greater of the standard deviation and EPSILON is taken: their sum is asked for", deviation=lambda r, part:
       np.maximum(r.std(1, ddof=1, keepdims=True), 1e-4) - 1e-4),

@@ -1,4 +1,4 @@
-# 24.4: every element of the result is 0
+# 24.4: close together are taken for equal ones
 import numpy as np
 
 EPSILON = 1e-4
