@@ -1,5 +1,6 @@
 """24.5 answer by answer, and what known mistakes would give."""
 
+import contextlib
 import functools
 
 import numpy as np
@@ -101,7 +102,7 @@ def written(policy, questions, how, streams, draw=drawn, count_end=True, fill=No
 
 
 def run(case, share=shared, draw=drawn, key=keyed, policy=policy, mean=None, one_stream=False, order=None,
-        settings=None, counts=None, cut=None, tiled=False, **how_written):
+        settings=None, counts=None, cut=None, tiled=False, paid=None, **how_written):
     """Outputs of all ranks; the keywords are the mistakes."""
     one, ranks = case[0], len(case)
     if one["what"] == "training":
@@ -124,7 +125,7 @@ def run(case, share=shared, draw=drawn, key=keyed, policy=policy, mean=None, one
             np.random.default_rng(key(how, q, a, rank, q - first)) for q, a in rows]
         tokens, counted = written(functools.partial(policy, one["tables"]), questions[where], how, streams, draw,
                                   **how_written)
-        rewards = one["worth"][tokens].sum(1) / 3
+        rewards = one["worth"][tokens[:, paid(questions.shape[1]):] if paid else tokens].sum(1) / 3
         if counts:
             counted = counts(counted, questions.shape[1])
         found.append({"tokens": tokens, "counted": counted, "rewards": rewards})
@@ -237,6 +238,39 @@ def narrow(case, got):
     return any(len(shape) == 2 and shape[1] < width for shape in shapes)
 
 
+def misplaced(case, got):
+    """The first wrong piece of questions, in words; None where there is none."""
+    one, ranks = case[0], len(case)
+    if one["what"] == "share":
+        at = [(questions, rank, size) for questions, size in one["of"] for rank in range(size)]
+        for (questions, rank, size), pair, right in zip(at, got[0]["result"], truth(case)[0]["result"], strict=True):
+            if list(pair) != right:
+                return (f"share: of {questions} questions rank {rank} of {size} gets ({pair[0]}, {pair[1]}): "
+                        f"({right[0]}, {right[1]}) is its piece")
+    elif one["what"] == "roll_out":
+        questions, group = len(one["questions"]), one["how"]["group"]
+        for rank in range(ranks):
+            (first, behind), rows = shared(questions, rank, ranks), len(got[rank]["tokens"])
+            if rows != (behind - first) * group:
+                return (f"rank {rank} of {ranks} has {rows} rows of tokens: of {questions} questions it has those from "
+                        f"{first} up to {behind}, without the latter, and {group} answers to each")
+    return None
+
+
+def misshared(case, got):
+    with contextlib.suppress(TypeError, ValueError, IndexError):     # of another shape: the frame says it
+        return misplaced(case, got) is not None
+    return False
+
+
+def otherwise_drawn(case, got):
+    """Rows of the right shape, with other tokens."""
+    if case[0]["what"] != "roll_out":
+        return False
+    pairs = [(np.asarray(rank["tokens"]), right["tokens"]) for rank, right in zip(got, truth(case), strict=True)]
+    return all(a.shape == b.shape for a, b in pairs) and any((a != b).any() for a, b in pairs)
+
+
 SIGNATURES = [
     when("the questions aren't what they were before the call", lambda case, got: any(rank["changed"] for rank in got)),
     g("share: the pieces are right, but the larger ones must be the first ranks'", share=last_ranks_more),
@@ -307,6 +341,7 @@ SIGNATURES = [
     g("counted: these are the tokens that don't count", counts=lambda counted, time: ~counted),
     g("the policy is asked about the tokens that it has written alone, or a part of them: about all, the question too",
       policy=lambda tables, tokens: policy(tables, tokens[:, -2:])),
+    g("rewards: of the answers alone; reward is given the questions too, (rows, time + count)", paid=lambda time: time),
     g("mean of means: ranks have different numbers of answers", mean=mean_of_means),
     g("mean: of this rank alone", mean=per_rank),
     g("mean: the sum of the rewards: divide by the number of answers of all ranks", mean=reward_sum),
@@ -315,6 +350,10 @@ SIGNATURES = [
     g("mean: divided by this rank's answers times the ranks: they have different numbers of them", mean=over_rank_rows),
     when("draw: wrong only at a low temperature, where exp(logits / temperature) is inf: the trick needs no exp",
          lambda case, got: case[0].get("temperature") == COLD),
+    when(misplaced, misshared),
+    when("other tokens than the streams give: each token takes gumbel(size=vocabulary), once, of its answer's stream, "
+         "stream(seed, step, question, answer), and is what draw makes of it and of the policy's logits for all tokens "
+         "before it", otherwise_drawn),
 ]
 
 

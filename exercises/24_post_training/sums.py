@@ -73,7 +73,8 @@ def run(case, loss=total, divisor=everything, weigh=None, passed=None, centre=No
     for one in case:
         counted = one["counted"]
         clean = one | {name: np.where(counted, one[name], 0) for name in TOKENS} | {"what": "token_losses"}
-        found, weights = gains.run(clean | (passed(clean) if passed else {})), counted * 1.0 if weigh is None else weigh(counted)
+        found = gains.run(clean | (passed(clean) if passed else {}))
+        weights = counted * 1.0 if weigh is None else weigh(counted)
         losses.append((found["losses"] * weights).sum())
         slopes.append(found["slopes"] * weights)
         tokens.append(counted.sum())
@@ -257,7 +258,7 @@ SIGNATURES = [
     s("mean and standard deviation over all questions: each question has its own", centre=lambda r, part: r.mean(),
       deviation=lambda r, part: r.std(ddof=1)),
     s("divided by the number of answers: of a sample, by one less", deviation=lambda r, part: r.std(1, keepdims=True)),
-    s("the squares are divided by this rank's number of answers less one: by that of all ranks", **of_parts(own_number)),
+    s("the squares are divided by this rank's number of answers less one: by that of all", **of_parts(own_number)),
     s("the number of this rank's answers times the number of ranks: they have different numbers of answers",
       **of_parts(times_ranks)),
     *[s("rewards that are close together are taken for equal ones: theirs is a small number, and not 0",
