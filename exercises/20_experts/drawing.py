@@ -39,6 +39,7 @@ def curves(case, losses, library, path):
     distance = np.abs(np.subtract(losses, library))
     below.plot(steps, distance, color=COLORS[1], lw=1.6)
     below.set(xlabel="step", ylabel="|Δ|", ylim=(0, 1.3 * distance.max() or 1e-16))
+    below.xaxis.get_major_locator().set_params(integer=True)
     save(figure, path)
     return (f"a GPT with {case[0]['moe']['experts']} experts on {n} ranks, dp {n // ep} × ep {ep}: from "
             f"{losses[0]:.3f} to {losses[-1]:.3f}, one curve with the library's: max |Δ| = {distance.max():.1e}")

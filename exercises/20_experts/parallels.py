@@ -62,6 +62,8 @@ def draw_grads(rng, ranks, ep):
 def cases(rng, ranks):
     found = [draw_rows(rng, ranks, what, *sizes) for what in ("to_experts", "to_tokens")
              for sizes in ((2, 3), (1, 4), (3, 1))]
+    found += [[rank | {"rows": rank["rows"].astype(np.float32)} for rank in draw_rows(rng, ranks, what, 2, 2)]
+              for what in ("to_experts", "to_tokens")]
     found += [draw_layer(rng, ranks, *sizes) for sizes in LAYERS]
     return found + [draw_grads(rng, ranks, ep) for ep in ((2, 4, 1) if ranks == 4 else (3, 1))]
 

@@ -4,7 +4,7 @@ import numpy as np
 
 MODEL = {"vocabulary": 11, "length": 6, "layers": 1, "heads": 2, "dim": 8}
 EXPERTS, K, FACTOR, WEIGHT = 4, 2, 1.25, 0.05
-RANKS, EP, BATCH, STEPS, RATE = 4, 2, 8, 4, 0.7
+RANKS, EP, BATCH, STEPS, RATE = 4, 2, 8, 20, 0.5
 
 
 def draw(rng):
@@ -16,7 +16,7 @@ def draw(rng):
     case = {"what": "training", "ep": EP, "tokens": tokens, "rate": RATE, "model": MODEL, "weight": WEIGHT,
             "moe": {"experts": EXPERTS, "k": K, "capacity_factor": FACTOR, "balance": WEIGHT,
                     "group": BATCH * MODEL["length"] // RANKS}}
-    return case | {"parameters": [0.5 * rng.standard_normal(p.shape) for p in network(case).parameters()]}
+    return case | {"parameters": [0.2 * rng.standard_normal(p.shape) for p in network(case).parameters()]}
 
 
 def network(case):

@@ -3,6 +3,7 @@
 import numpy as np
 
 from exercises.frame import demand, gives, when
+from exercises.frame.comparing import same
 
 from . import parallels
 from .drive import other
@@ -205,6 +206,18 @@ def mean_of_means(rank, name):
     return rank["grads"][name] / rank["count"]
 
 
+def last_alone(case, got):
+    """Of several forwards under way all answers are right, and the gradients of the last one."""
+    if case[0]["what"] != "layer" or passes(case) < 2:
+        return False
+    for rank, right in zip(got, parallels.truth(case), strict=True):
+        pairs = [*zip(rank["ys"], right["ys"], strict=True), (rank["dxs"][-1], right["dxs"][-1]),
+                 *((rank["grads"][-1][name], x) for name, x in right["grads"][-1].items())]
+        if not all(same(x, y, 1e-9) for x, y in pairs):
+            return False
+    return True
+
+
 SIGNATURES = [
     *way("what has arrived is reshaped, but its first axis is still where from, and then which expert: swap them first",
          no_transpose, back_no_transpose),
@@ -247,6 +260,8 @@ SIGNATURES = [
     layer("the several forwards under way have their backwards in any order, and here it is the reverse of the "
           "forwards': take `kept`, which is of the same pass, and keep nothing in self",
           kept=lambda order, number: -1 - order.index(number)),
+    when("of several forwards under way the last one's gradients are right, the others' aren't: something that "
+         "backward takes is the last one's. All of it belongs into `kept`, and nothing into self", last_alone),
     when("the parameters are those that there were when the layer was made: an optimizer changes their arrays in "
          "place. Keep the arrays themselves, and no copies", lambda case, got: case[0].get("changes", False)),
     layer("the gradient by x is that of one row only: a token with two places stands in two rows, and `dx[rows] += …` "
@@ -354,6 +369,10 @@ DEMANDS = [
     demand(lambda case, got: f"right, but {', '.join(next(r['changed'] for r in got if r['changed']))} changed under "
                              "the caller's hands: what is given stays as it is. Work on copies",
            lambda case, got: not any(rank.get("changed") for rank in got)),
+    demand(lambda case, got: f"right, but {case[0]['what']} makes {np.asarray(got[0]['result']).dtype} of rows in "
+                             f"{case[0]['rows'].dtype}: their dtype stays, or a message gets larger or a number worse",
+           lambda case, got: "rows" not in case[0] or all(np.asarray(rank["result"]).dtype == case[0]["rows"].dtype
+                                                          for rank in got)),
     demand(lambda case, got: f"right, but the next {case[0]['what']} overwrites what this one returned: each call "
                              "gives an array of its own",
            lambda case, got: not any(rank.get("overwritten") for rank in got)),

@@ -44,6 +44,7 @@ def two_curves(curves, path, ylabel, xlabel="step"):
         below.set_yticks([0])        # nothing to measure: a scale would be of nobody's numbers
     below.set_ylabel("|Δ|")
     below.set_xlabel(xlabel)
+    below.xaxis.get_major_locator().set_params(integer=True)     # there is no step 1.5
     save(figure, path)
     *most, last = curves
     return f"{', '.join(map(str, most))} and {last} ranks, one curve: max |Δ| = {largest:.1e}"

@@ -34,10 +34,10 @@ def experts_backward(kept, dy):
 def to_experts(comm, rows):
     """[E / N, N · capacity, size]: for each of this rank's experts all ranks' rows, rank 0's first, then rank 1's …
 
-    rows  [E, capacity, size]: this rank's, for all experts. Not to be changed
+    rows  [E, capacity, size]: this rank's, for all experts. Not to be changed. Their dtype stays
 
     One message: comm.all_to_all(out, x) cuts x along its first axis into N equal parts, and part j goes to rank j; in
-    out, part i has come from rank i. Both are arrays in one piece (np.ascontiguousarray).
+    out, part i has come from rank i. Both are arrays in one piece (np.ascontiguousarray), of one shape and dtype.
     """
     # begin with the parts: which experts' rows are part j of x? Then with what has arrived: its first axis is where
     # from, and then which expert; and wanted is the reverse
@@ -51,7 +51,8 @@ def to_experts(comm, rows):
 def to_tokens(comm, rows):
     """The way back: [E, capacity, size], for all experts the rows that belong to this rank's tokens.
 
-    rows  [E / N, N · capacity, size]: of this rank's experts, laid out as to_experts leaves them. Not to be changed
+    rows  [E / N, N · capacity, size]: of this rank's experts, laid out as to_experts leaves them. Not to be changed;
+          their dtype stays
     """
     # begin with to_experts, read from its last line to its first
     here, places, size = rows.shape

@@ -31,7 +31,7 @@ def to_tokens(comm, rows):
     here, places, size = rows.shape
     by_rank = rows.reshape(here, comm.size, places // comm.size, size).transpose(1, 0, 2, 3)
     parts = np.ascontiguousarray(by_rank).reshape(here * comm.size, places // comm.size, size)
-    arrived = BUFFERS.setdefault(parts.shape, np.empty_like(parts))
+    arrived = BUFFERS.setdefault((parts.shape, parts.dtype), np.empty_like(parts))
     comm.all_to_all(arrived, parts)
     return arrived
 

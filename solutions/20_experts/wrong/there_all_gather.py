@@ -18,7 +18,7 @@ def experts_backward(kept, dy):
 
 def to_experts(comm, rows):
     experts, capacity, size = rows.shape
-    everything = np.empty((comm.size, *rows.shape))
+    everything = np.empty((comm.size, *rows.shape), rows.dtype)
     comm.all_gather(everything, np.ascontiguousarray(rows))
     here = experts // comm.size
     arrived = everything[:, comm.rank * here:(comm.rank + 1) * here]

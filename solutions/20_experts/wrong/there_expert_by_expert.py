@@ -20,7 +20,7 @@ def to_experts(comm, rows):
     experts, capacity, size = rows.shape
     arrived = np.empty_like(rows).reshape(comm.size, experts // comm.size, capacity, size)
     for expert in range(experts // comm.size):
-        part = np.empty((comm.size, capacity, size))
+        part = np.empty((comm.size, capacity, size), rows.dtype)
         comm.all_to_all(part, np.ascontiguousarray(rows[expert::experts // comm.size]))
         arrived[:, expert] = part
     by_rank = arrived.reshape(comm.size, experts // comm.size, capacity, size)
