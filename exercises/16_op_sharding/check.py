@@ -5,20 +5,12 @@ import numpy as np
 from exercises.frame import Check, demand, gives, when
 from exercises.frame.comparing import same
 
-from . import drawing, losses, tables, worlds
+from . import cuts, drawing, losses, tables, worlds
 from .cuts import along, first_longer, partial, pieces, reversed_parts, strided, times_zero
-from .mistakes import BETWEEN, FORWARD, PLACES
+from .mistakes import BETWEEN, FORWARD, PLACES, last_alone
 from .tables import share
 
 # ---------------------------------------------------------------- 16.1
-
-
-def strange_types(case, got):
-    """[(dtype, what it should be)] of parts that don't have x's, and of a whole that doesn't have its parts'."""
-    made, given = ("parts", [case["x"]]) if "x" in case else ("joined", case.get("parts"))
-    return [(str(np.asarray(x).dtype), str(given[0].dtype)) for x in (got[made] if made == "parts" else [got[made]])
-            if np.asarray(x).dtype != given[0].dtype] if given else []
-
 
 class Layouts(Check):
     exercise = "16.1"
@@ -58,30 +50,28 @@ class Layouts(Check):
     demands = [demand(lambda case, got, rule=rule: rule(case, got),
                       lambda case, got, rule=rule, name=name: name not in got or not rule(case, got))
                for name, rules in (("products", tables.PRODUCT_RULES), ("moves", tables.MOVE_RULES)) for rule in rules]
-    demands.append(demand(
-        lambda case, got: "right, but of {1} something of {0} is made: np.zeros(shape) is float64 whatever is added to "
-                          "it, np.zeros_like(x) isn't".format(*strange_types(case, got)[0]),
-        lambda case, got: not strange_types(case, got)))
+    demands.append(demand(cuts.strangely_typed, lambda case, got: not cuts.strange_types(case, got)))
 
     def cases(self, rng, ranks):
         def array(*shape, dtype=np.float64):
             return rng.standard_normal(shape).astype(dtype)
-        cuts = [{"x": array(*shape, dtype=dtype), "placement": placement, "size": size}
+        whole = [{"x": array(*shape, dtype=dtype), "placement": placement, "size": size}
                 for shape, dtype, placement, size in [
                     ((5, 8), np.float64, "S0", 3), ((5, 8), np.float64, "S1", 3), ((4, 6, 3), np.float32, "S1", 2),
                     ((3, 2, 11), np.float64, "S2", 4), ((2, 3), np.float64, "S0", 3), ((7,), np.float64, "S0", 1),
                     ((3, 4), np.float32, "R", 3), ((3, 4), np.float32, "P", 3), ((2, 5), np.float64, "P", 2),
                     ((2, 5), np.float64, "P", 1)]]
-        cuts[-3]["x"][1, 2] = np.inf
+        whole[-3]["x"][1, 2] = np.inf
         joins = [{"parts": tables.parts(rng, array(*shape, dtype=dtype), placement, size), "placement": placement}
                  for shape, dtype, placement, size in [
                      ((5, 8), np.float64, "S0", 3), ((4, 4, 3), np.float64, "S1", 4), ((3, 2, 11), np.float32, "S2", 3),
                      ((4, 3), np.float64, "R", 2), ((3, 2), np.float32, "R", 1), ((4, 3), np.float64, "P", 3),
                      ((2, 3), np.float64, "S0", 4)]]
         # Whole numbers: in whatever order they are added, float32 rounds nothing.
-        joins.append({"parts": list(np.rint(9 * array(4, 3, 5)).astype(np.float32)), "placement": "P"})
+        joins += [{"parts": list(np.rint(9 * array(4, 3, 5)).astype(dtype)), "placement": "P"}
+                  for dtype in (np.float32, np.int16)]
         moves = [{"nbytes": 8 * size * size * int(rng.integers(2, 99)), "size": size} for size in (3, 2, 4, 8)]
-        return [*cuts, *joins, {"table": "of a product"}, *moves]
+        return [*whole, *joins, {"table": "of a product"}, *moves]
 
     def truth(self, case):
         if "x" in case:
@@ -177,7 +167,7 @@ def sized(case, got):
 
 
 def part_of_b(case, got):
-    return steps(case) and not all(same(rank["params"]["b"], case[0]["whole"]["b"], 1e-9) for rank in got)
+    return steps(case) and not all(same(rank["params"]["b"], case[0]["whole"]["b"], 1e-6) for rank in got)
 
 
 class Mlp(Check):
@@ -196,6 +186,7 @@ class Mlp(Check):
         gives("backward takes the tanh that the last forward has left on self: several forwards may be under way, and "
               "what each has found belongs into its own `kept`", between(worlds.mlp, {"last": "tanh"})),
         gives(OF_THE_CLASS, of_another(worlds.mlp)),
+        last_alone(worlds.mlp_truth),
         gives("the slope of tanh is missing in backward", between(worlds.mlp, {"slope": np.ones_like})),
         gives("the slope of tanh is 1 - tanh², where tanh is what forward has kept; yours takes tanh of it again",
               between(worlds.mlp, {"slope": lambda h: 1 - np.tanh(h) ** 2})),
@@ -275,6 +266,7 @@ class Attention(Check):
               between(worlds.attention, {"last": True})),
         *[gives(OF_THE_CLASS, of_another(worlds.attention, *names))
           for names in (("whole", "heads"), ("whole",), ("heads",))],
+        last_alone(worlds.attention_truth),
         when("wrong only where scores are in the tens of thousands, some of them far below 0: what may not be seen "
              "must lie below all of them, -np.inf", lambda case, got: far(case) > 20),
         *[when(text, ys_are(forward(**mistake))) for text, mistake in FORWARD],

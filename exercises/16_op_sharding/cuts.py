@@ -65,3 +65,17 @@ def reversed_parts(case):
     if "parts" not in case or not case["placement"].startswith("S"):
         return None
     return {"joined": np.concatenate(case["parts"][::-1], int(case["placement"][1]))}
+
+
+def strange_types(case, got):
+    """[(dtype, what it should be)] of parts that don't have x's, and of a whole that doesn't have its parts'."""
+    made, given = ("parts", [case["x"]]) if "x" in case else ("joined", case.get("parts"))
+    return [(str(np.asarray(x).dtype), str(given[0].dtype)) for x in (got[made] if made == "parts" else [got[made]])
+            if np.asarray(x).dtype != given[0].dtype] if given else []
+
+
+def strangely_typed(case, got):
+    made, given = strange_types(case, got)[0]
+    why = "np.sum adds short integers up as int64" if made == "int64" else (
+        "np.zeros(shape) is float64 whatever is added to it, np.zeros_like(x) isn't")
+    return f"right, but of {given} something of {made} is made: {why}"

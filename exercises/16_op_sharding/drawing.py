@@ -1,5 +1,7 @@
 """The learner's MLP as its ranks hold it, what they have sent, and when data parallel would have sent less."""
 
+import math
+
 import numpy as np
 
 from exercises.frame.pictures import COLORS, canvas, save
@@ -34,7 +36,12 @@ def draw(run, path):
     own = sum(x.nbytes for x in got[0]["params"].values())
     return (f"your layer on {size} ranks: each holds {100 * own / parameters:.0f} % of the parameters and sends "
             f"{counted / KIB:.0f} KiB per step for {rows} rows; data parallel sends {replicas / KIB:.0f} KiB whatever "
-            f"the rows, which is less from {meet:.0f} rows on")
+            f"the rows, which is less from {fewest(meet)} rows on")
+
+
+def fewest(meet):
+    """The first whole number behind it."""
+    return math.floor(meet) + 1 if math.isfinite(meet) else "no number of"
 
 
 def layer(axes, case, got):

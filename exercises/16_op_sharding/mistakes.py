@@ -1,5 +1,8 @@
 """What goes wrong in the layers of 16.2 and 16.3: (sentence, what is different in worlds.py)."""
 
+from exercises.frame import when
+from exercises.frame.comparing import same
+
 from . import worlds
 
 BETWEEN = [      # (sentence, what stands in place of f and g)
@@ -64,3 +67,15 @@ FORWARD = [     # told by y, whatever backward makes of it
     ("the heads' outputs, [heads, time, size], were reshaped without a transpose: that mixes positions with heads",
      {"joined": False}),
 ]
+
+
+def last_alone(truth):
+    """Signature: of several forwards under way all y are right, and the gradients of the last one."""
+    def holds(case, got):
+        last = len(case[0].get("xs", ())) - 1
+        return last > 0 and all(
+            same(x, y, 1e-8) for rank, right in zip(got, truth(case), strict=True)
+            for x, y in [*zip(rank["ys"], right["ys"], strict=True), (rank["dxs"][last], right["dxs"][last]),
+                         *((rank["grads"][last][name], grad) for name, grad in right["grads"][last].items())])
+    return when("of several forwards under way the last one's gradients are right, the others' aren't: something that "
+                "backward takes is the last one's. All of it belongs into `kept`, and nothing into self", holds)

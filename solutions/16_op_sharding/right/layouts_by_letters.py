@@ -16,7 +16,7 @@ def cut(x, placement, size):
 
 def join(parts, placement):
     if placement == "P":
-        return np.sum(np.stack(parts), axis=0)
+        return np.sum(np.stack(parts), axis=0, dtype=parts[0].dtype)
     if placement == "R":
         return parts[-1].copy()
     return np.concatenate(list(parts), axis=int(placement[1]))
