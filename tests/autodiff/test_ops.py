@@ -159,6 +159,8 @@ def test_linear_makes_no_gradient_that_nobody_wants(monkeypatch):
     (lambda: mt.tensor(np.ones(3)).split((4, -1)), "at least 0"),
     (lambda: mt.transpose(np.ones((2, 3)), (0, 0)), "not an order"),
     (lambda: mt.tensor(np.ones(6)).split((2, 3)), "add up to 5, axis 0 .* has 6"),
+    (lambda: mt.broadcast_to(np.ones((1, 3)), (3,)), r"broadcast_to: shape \(3,\) has fewer axes than .* \(1, 3\)"),
+    (lambda: mt.tensor(np.ones((2, 3))).at[0].set(np.ones((2, 1, 3))), r"shape \(3,\) has fewer axes"),
     (lambda: mt.sum(np.ones(3), (0, 0)), "twice"),
     (lambda: mt.sum(np.ones(3), 1), "out of range"),
     (lambda: mt.ops.indexing.At(np.ones(3))[np.array([0, 0])].set(1.0), "more than once"),
@@ -183,6 +185,15 @@ def test_at_set_and_add_leave_the_original_alone():
     y = x.at[0, 1].set(9.0)
     assert x.numpy()[0, 1] == 1.0 and y.numpy()[0, 1] == 9.0
     np.testing.assert_array_equal(x.at[np.array([1, 1])].add(1.0).numpy(), [[0, 1, 2], [5, 6, 7]])
+
+
+def test_at_set_takes_axes_of_one_as_numpys_assignment_does():
+    x, value = np.zeros((2, 3)), mt.tensor([[[1.0, 2.0, 3.0]]], requires_grad=True)
+    x[1] = value.numpy()
+    y = mt.tensor(np.zeros((2, 3))).at[1].set(value)
+    np.testing.assert_array_equal(y.numpy(), x)
+    (y * np.array([4.0, 5.0, 6.0])).sum().backward()
+    np.testing.assert_array_equal(value.grad.numpy(), [[[4, 5, 6]]])
 
 
 def test_iteration_len_and_truth():

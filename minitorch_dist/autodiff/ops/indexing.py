@@ -329,4 +329,7 @@ class _AtIndex:
         from .reduction import broadcast_to
         target = lower(self.x)[self.index]
         value = value if hasattr(value, "shape") else to_device_of(xp.asarray(value, self.x.dtype), target)
+        more = len(value.shape) - len(target.shape)
+        if more > 0 and value.shape[:more] == (1,) * more:      # as NumPy's assignment takes it
+            value = reshape(value, value.shape[more:])
         return broadcast_to(astype(value, self.x.dtype), target.shape)

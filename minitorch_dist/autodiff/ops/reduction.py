@@ -243,10 +243,10 @@ def cumsum(x, axis=None):
 
 def broadcast_to(x, shape):
     """x copied along new and size-1 axes to `shape`."""
-    try:
-        return _copied(x, wholes("shape", shape))
-    except AttributeError:
-        return _copied(as_array("broadcast_to", x), wholes("shape", shape))
+    x, shape = x if hasattr(x, "shape") else as_array("broadcast_to", x), wholes("shape", shape)
+    if len(shape) < len(x.shape):       # which NumPy's assignment would take
+        raise ValueError(f"broadcast_to: shape {shape} has fewer axes than x of shape {x.shape}; reshape x before")
+    return _copied(x, shape)
 
 
 def _copied(x, shape):
