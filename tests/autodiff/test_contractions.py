@@ -78,6 +78,16 @@ def test_einsum_equals_numpy_for_any_extents(subscripts, extents):
     identity_holds(lambda *xs: mt.einsum(subscripts, *xs), *xs)
 
 
+@pytest.mark.parametrize("kinds", [*itertools.product(["float16", "float32", "uint8", "int16", "int64", "bool"],
+                                                      repeat=2)], ids=" ".join)
+@pytest.mark.parametrize("subscripts", ["ab,bc->c", "ab,bc->ac", "ba,ab->"])
+def test_einsum_has_numpys_dtype(subscripts, kinds):
+    x, y = (rng.integers(0, 90, s).astype(kind) for s, kind in zip(((2, 3), (3, 2)), kinds, strict=True))
+    found, expected = mt.einsum(subscripts, x, y), np.einsum(subscripts, x, y)
+    assert found.dtype == expected.dtype
+    np.testing.assert_allclose(found, expected, rtol=2e-3 if expected.dtype == np.float16 else 1e-6)
+
+
 def test_a_large_einsum_takes_the_matrix_product_and_agrees():
     x, y = rng.standard_normal((3, 40, 30)), rng.standard_normal((3, 30, 20))
     np.testing.assert_allclose(mt.einsum("bij,bjk->bik", x, y), x @ y, atol=1e-12)

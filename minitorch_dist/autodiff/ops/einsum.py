@@ -21,15 +21,18 @@ from ...backend import (
     DEVICE_ARRAYS,
     check_devices,
     in_float32,
+    is_floating,
     is_half,
     is_whole,
     module_of,
     recording,
+    result_type,
     whole,
     wholes,
     xp,
 )
 from ..primitive import TRACED, LinearOp, Variadic, bind, lower
+from .elementwise import astype
 from .indexing import getitem
 from .linalg import matmul
 from .reduction import sum
@@ -130,6 +133,10 @@ def einsum(subscripts, *operands):
     which broadcast; "ii->i" is a diagonal, "ii" its sum. Raises ValueError where names, axes or extents don't fit.
     """
     operands = as_arrays("einsum", operands)
+    common = None
+    if not all(is_floating(x.dtype) for x in operands):     # of which sums are wider, and 16 bits' products narrower
+        common = result_type(*(x.dtype for x in operands))
+        operands = [astype(x, common) for x in operands]
     names, output = _parse(subscripts, [x.shape for x in operands])
     extents = _extents(subscripts, names, operands)
     for name in output:
@@ -146,7 +153,8 @@ def einsum(subscripts, *operands):
         if private := tuple(axis for axis, name in enumerate(own) if name not in rest):
             xs[i] = sum(x, private), "".join(n for n in own if n in rest)
     xs, names = zip(*xs, strict=True)
-    return _bind(xs, f"{','.join(names)}->{output}", math.prod(extents.values()))
+    out = _bind(xs, f"{','.join(names)}->{output}", math.prod(extents.values()))
+    return out if common is None else astype(out, common)
 
 
 def _parse(subscripts, shapes):
