@@ -103,6 +103,11 @@ def test_pad_equals_numpy(shape, data):
     identity_holds(lambda x: mt.pad(x, width), x)
 
 
+def test_pad_leaves_the_signs_of_zeros():
+    np.testing.assert_array_equal(np.signbit(mt.pad(np.array([0.0, -0.0, -1.0]), 1, constant_values=5)),
+                                  [False, False, True, True, False])
+
+
 @given(hnp.array_shapes(min_dims=1, max_dims=3, max_side=4), st.data())
 @quick
 def test_any_index_reads_and_adds_back(shape, data):

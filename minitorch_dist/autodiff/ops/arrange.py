@@ -103,7 +103,7 @@ def pad(x, pad_width, mode="constant", constant_values=0):
                          "pad several times")
     if constant_values:
         frame = module_of(lower(x)).full(shape, constant_values, x.dtype)
-        frame[inside] = 0
+        frame[inside] = -0.0        # + 0 would make 0 of -0
         out = out + frame
     return out
 
