@@ -19,7 +19,7 @@ from ..nn.absent import comes_and_goes
 from ..surroundings import Place, of_tensor, put_back, surroundings, unchanged
 from .expressions import TYPES
 from .ir import Call, Node, Value, values_in
-from .rules import DEFINITIONS, WHOLE, WHOLE_WHERE, results_of
+from .rules import DEFINITIONS, VIEWS, WHOLE, WHOLE_WHERE, results_of
 
 WATCHED = 1 << 20       # bytes of an array from elsewhere that is looked at again when the function has ended
 CHANGES = "the function changes what it reads, which would be done once only"
@@ -289,6 +289,8 @@ class Capture:
                 return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
             symbol = self.symbol(tree.data, tree) if tree.__class__ is Tensor else self.symbol(tree)
             return symbol.value if symbol.__class__ is Symbol else symbol
+        if op.name in VIEWS and isinstance(raw[0], np.generic):     # a view of a constant is a value all the same
+            raw = (np.asarray(raw[0]), *raw[1:])
         node = Node(op, known((*raw, *params)))
         if op.name in ("getitem", "scatter_add") and any(v.dtype.kind == "b" for v in values_in(node.args[1])):
             raise Break(f"an index is a mask, at {user_line()}: how many elements it selects depends on its values")

@@ -40,7 +40,7 @@ def simple(graph):
 
     def made_by(value, name, alone=False):
         """The node that makes a value, if it is such an op of this graph; alone: and nobody else needs the value."""
-        node = None if value in given else value.node
+        node = value.node if isinstance(value, Value) and value not in given else None
         return node if node is not None and node.name == name and not (alone and uses[value] > 1) else None
 
     def new(op, args, shape):

@@ -52,6 +52,15 @@ def test_scalars_come_back_as_scalars(emit):
 
 
 @EMIT
+def test_numpys_scalars_are_viewed_and_cast_as_ever(emit):
+    def f(x):
+        return [x + mt.reshape(np.float64(3), (1, 1)), mt.broadcast_to(np.float32(2), (2, 3)),
+                mt.transpose(np.int64(2)), mt.stack([np.float64(4), np.float64(5)]) * x[0, 0],
+                x * mt.astype(np.float32(0.1), np.float64), mt.astype(np.float64(0.1), np.float32)]
+    check(f, X, emit=emit, compare=identical)
+
+
+@EMIT
 def test_integer_arguments_and_indices(emit):
     def f(x, ids):
         rows = mt.embedding(ids, x)
