@@ -10,6 +10,7 @@ from collections import Counter
 import numpy as np
 
 from .. import kernels
+from ..autodiff.checkpointing import Segment
 from ..autodiff.primitive import Primitive, lower, state
 from ..autodiff.reverse import run as run_backward
 from ..autodiff.tensor import Leaf, Tensor, attach
@@ -298,8 +299,9 @@ class Variant:
                 where.node if where.__class__ is Tensor else None for _, where, _ in capture.given]
             self.extra = [n for n in capture.wanting if n not in nodes]     # a second tensor of the same array
             nodes += self.extra
-            self.reached = [reachable(o.node, stops) for o in self.traced]
         found = {node: g.value for node, g in found.items()}
+        self.reached = [reachable(o.node, stops, c.value, capture.nodes, found)
+                        for o, c in zip(self.traced, cotangents, strict=True)]
         self._finish([s.value for s, _ in arguments], nodes, forward, [c.value for c in cotangents], found)
 
     def _outputs(self, outs):
@@ -421,8 +423,9 @@ class Variant:
         return stages[stage]()
 
 
-def reachable(node, stops):
-    """Those of the nodes `stops` that a gradient reaches from a node."""
+def reachable(node, stops, cotangent, backward, gradients):
+    """Those of the nodes `stops` that a gradient reaches from a node, whose cotangent this is. backward: ops of the
+    graph, in order; gradients: {node: its Value}."""
     found, seen, stack = set(), set(), [node]
     while stack:
         node = stack.pop()
@@ -431,4 +434,10 @@ def reachable(node, stops):
         elif node not in seen:
             seen.add(node)
             stack += [p for p in node.parents if p is not None]
+    if any(isinstance(node.primitive, Segment) for node in seen):   # has one node for all results of a checkpoint
+        made = {cotangent}
+        for op in backward:
+            if not made.isdisjoint(op.inputs):
+                made.update(op.results)
+        found = {node for node in found if gradients.get(node) in made}
     return found

@@ -218,6 +218,19 @@ def test_checkpoints(emit):
 
 
 @EMIT
+@pytest.mark.parametrize("inner", [lambda g: g, mt.checkpoint], ids=["once", "twice"])
+def test_a_checkpoint_s_results_hang_on_their_own_arguments(emit, inner):
+    """An argument that no gradient reaches has none, as uncompiled, though another result hangs on it."""
+    g = inner(lambda a, b, c: [mt.tanh(a) * 2, a * b, c])
+    compiled = mt.compile(mt.checkpoint(lambda a, b, c: g(a, b, mt.exp(c))), emit=emit)
+    for k, reached in enumerate(("a", "ab", "c")):
+        leaves = [mt.tensor(X, requires_grad=True) for _ in "abc"]
+        compiled(*leaves)[k].sum().backward()
+        assert "".join(name for name, x in zip("abc", leaves, strict=True) if x.grad is not None) == reached
+    assert not compiled.breaks
+
+
+@EMIT
 def test_threads(emit):
     """Two threads, one compiled function, each with arguments of its own."""
     compiled, wrong = mt.compile(f, emit=emit), []
