@@ -71,17 +71,12 @@ def hidden_and_others(model):
     return hidden, others
 
 
-def muon(model, args, kind=optim.Muon):
-    """Muon for the blocks' matrices, AdamW for the embeddings, which are the head as well, biases and norms."""
+def matrices(make, model, args):
+    """An optimizer of matrices for the blocks', AdamW for the embeddings, which are the head as well, biases, norms."""
     hidden, others = hidden_and_others(model)
     return optim.Combined(
-        kind(hidden, lr=args.lr, weight_decay=args.weight_decay, adjust_lr_fn="match_rms_adamw"),
+        make(hidden, lr=args.lr, weight_decay=args.weight_decay),
         optim.AdamW(training.decay_groups(others, args.weight_decay), lr=args.lr, betas=(0.9, 0.99)))
-
-
-def dion2(model, args):
-    """The same with a step of a quarter of each matrix's rows or columns."""
-    return muon(model, args, optim.Dion2)
 
 
 def adafactor(model, args):
@@ -94,13 +89,12 @@ def lion(model, args):
     return optim.Lion(training.decay_groups(model, 5 * args.weight_decay), lr=args.lr / 5)
 
 
-def dion(model, args):
-    """The same with steps in a quarter of each matrix's directions, whose gradients stay each rank's own."""
-    return muon(model, args, optim.Dion)
-
-
-OPTIMIZERS = {"adamw": adamw, "adamw8": adamw8, "muon": muon, "dion": dion, "dion2": dion2, "lion": lion,
-              "adafactor": adafactor}
+AS_ADAMW = {"adjust_lr_fn": "match_rms_adamw"}     # steps about as long
+OPTIMIZERS = {
+    "adamw": adamw, "adamw8": adamw8, "lion": lion, "adafactor": adafactor,
+    "muon": partial(matrices, partial(optim.Muon, **AS_ADAMW)), "normuon": partial(matrices, optim.NorMuon),
+    "dion2": partial(matrices, partial(optim.Dion2, **AS_ADAMW)),
+    "dion": partial(matrices, partial(optim.Dion, **AS_ADAMW))}
 
 
 def network(facts, vocabulary, **dropout):
@@ -224,11 +218,11 @@ def parse(argv):
     p.section("training")
     sizes("steps", "batch_size")
     p.add_argument("--optimizer", choices=list(OPTIMIZERS), default="adamw",
-                   help="adamw8: with state of 8 bits; muon: the blocks' matrices by Muon, with AdamW's rates, and the "
-                   "rest by AdamW; dion2: so, by a step of a quarter of each matrix; dion: in a quarter of its "
-                   "directions, by gradients that aren't summed, and aren't clipped; lion: with a fifth of AdamW's "
-                   "rates and half of its state; adafactor: all, by rates in proportion to the parameters, say --lr "
-                   "0.03")
+                   help="adamw8: with state of 8 bits; lion: with a fifth of AdamW's rates and half of its state; "
+                   "adafactor: by rates in proportion to the parameters, say --lr 0.03; muon: the blocks' matrices by "
+                   "Muon, with AdamW's rates, and the rest by AdamW; normuon: so, all neurons equally far; dion2: so, "
+                   "a quarter of each matrix; dion: so, in a quarter of its directions, by gradients that aren't "
+                   "summed, nor clipped")
     p.add_argument("--lr", type=float, help=f"learning rate (default: {ADDITION['lr']}; with --text {TEXT['lr']})")
     p.add_argument("--schedule", choices=list(optim.SCHEDULES), default="cosine", help="of the learning rate, after "
                    "the warmup, to a tenth; wsd: it stays, and falls over the last fifth")

@@ -77,7 +77,7 @@ def test_one_curve_on_one_and_two_ranks(tmp_path):
         != exact[1][0]["parameters_sha256"]
 
 
-@pytest.mark.parametrize("name", ["dion", "dion2"])
+@pytest.mark.parametrize("name", ["normuon", "dion", "dion2"])
 def test_one_curve_of_an_optimizer_of_matrices(tmp_path, name):
     """Dion's gradients aren't summed, but in exact mode."""
     flags = [*TINY, "--optimizer", name]

@@ -40,8 +40,8 @@ def compile(function, emit=None):
 
     function  takes and returns tensors, arrays, numbers and texts, in tuples, lists and dicts. A module comes back as a
               module with the same parameters under the same names. An optimizer is itself afterwards, and its update of
-              NumPy's arrays a loop in C, with the same bits (updates.py); TypeError for Muon, Dion, Dion2 and
-              Adafactor, whose steps aren't made element by element
+              NumPy's arrays a loop in C, with the same bits (updates.py); TypeError for Muon and its like,
+              Dion and Adafactor, whose steps aren't made element by element
 
     emit      what the kernels become: "c", compiled by the system's C compiler ($CC, cc, gcc or clang); "numpy", run in
               tiles that stay in the cache; "triton", for arrays on a GPU (and with TRITON_INTERPRET=1 for NumPy's, to

@@ -10,6 +10,7 @@ from .dion import Dion
 from .dion2 import Dion2
 from .lion import Lion
 from .muon import Muon
+from .normuon import NorMuon
 from .optimizer import Optimizer
 from .scaler import GradScaler
 from .schedule import SCHEDULES, LambdaLR, constant, cosine, linear, warmup_stable_decay
@@ -20,5 +21,5 @@ from .trust_ratio import LAMB, LARS
 
 __getattr__ = of_module(__name__)
 __all__ = ["LAMB", "LARS", "SCHEDULES", "SGD", "Adafactor", "Adagrad", "Adam", "AdamW", "AdamWScheduleFree", "Combined",
-           "Dion", "Dion2", "GradScaler", "LambdaLR", "Lion", "Muon", "Optimizer", "SpikeGuard", "clip_grad_norm_",
-           "constant", "cosine", "linear", "warmup_stable_decay"]
+           "Dion", "Dion2", "GradScaler", "LambdaLR", "Lion", "Muon", "NorMuon", "Optimizer", "SpikeGuard",
+           "clip_grad_norm_", "constant", "cosine", "linear", "warmup_stable_decay"]

@@ -51,9 +51,10 @@ class Dion2(Muon):
         sums = means([matrix for matrix, *_ in moved], lambda k, tile: moved[k][1][tile], 1)
         chosen = {key: largest_lines(matrix.whole, both, group["fraction"])
                   for (matrix, _, key, group), both in zip(moved, sums, strict=True)}
-        super().update_all(chosen)
+        for *_, piece, o in self.steps(chosen):
+            piece.step(o)
         for matrix, b, key, group in moved:
-            chosen[key].scale(matrix, b, group["momentum"])
+            matrix.multiply(b, chosen[key].of_each(1.0, group["momentum"], b.dtype))
 
     def direction(self, g, exact, b, group):
         return b        # which has moved before lines were chosen
@@ -88,18 +89,9 @@ class Lines(NamedTuple):
 
     def mask(self):
         """Which elements are in one of them: bool, `whole`."""
-        return module_of(self.indices).broadcast_to(self._of_each(False, True, bool), self.whole)
+        return module_of(self.indices).broadcast_to(self.of_each(False, True, bool), self.whole)
 
-    def scale(self, matrix, x, factor):
-        """Multiply by factor what is in one of them of x, 1-d, a rank's elements of a Matrix."""
-        each = self._of_each(1.0, factor, x.dtype)
-        here = each[:, matrix.places[0]] if self.rows else each[:, :, matrix.places[1]]
-        for tile, boxes in matrix.tiles():
-            for box in boxes:
-                part = x[tile][box.elements].reshape(box.shape)
-                part *= here[box.rows if self.rows else box.columns]
-
-    def _of_each(self, others, these, dtype):
+    def of_each(self, others, these, dtype):
         """A number per line, (n, rows, 1) or (n, 1, columns)."""
         n, rows, columns = self.whole
         found = zeros_like(self.indices, (n, rows if self.rows else columns), dtype)

@@ -71,6 +71,15 @@ class Matrix:
         """What is this part's of (n, rows, 1) and (n, 1, columns)."""
         return rows[:, self.places[0]], columns[:, :, self.places[1]]
 
+    def multiply(self, x, lines):
+        """Multiply x, 1-d, the stretch, by a number per row, (n, rows, 1), or per column, (n, 1, columns), in place."""
+        by_row, by_column = lines.shape[1] > 1, lines.shape[2] > 1
+        lines = lines[:, self.places[0]] if by_row else lines[:, :, self.places[1]] if by_column else lines
+        for tile, boxes in self.tiles():
+            for box in boxes:
+                part = x[tile][box.elements].reshape(box.shape)
+                part *= lines[box.rows if by_row else box.columns if by_column else box.rows[:1]]
+
     def tiles(self):
         """[(slice of the stretch, [Box])], each tile_of elements."""
         for at in range(0, self.size, self.tile):

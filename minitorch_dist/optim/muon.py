@@ -30,6 +30,7 @@ from typing import NamedTuple
 from ..autodiff.writes import wrote
 from ..backend import is_whole, module_of, on_host, to_device_of, zeros_like
 from .clip import check_pieces
+from .means import part_shape
 from .optimizer import Optimizer
 from .settings import AT_LEAST_0, MORE_THAN_0
 
@@ -79,9 +80,6 @@ class Muon(Optimizer):
         for flat, slots in zip(self.flats, self.slots, strict=True):
             for tensor in (slot.segment.tensor for slot in slots):
                 shape = tensor.shape if flat.unit is None else flat.unit.cut_of(tensor)[1]
-                if len(shape) not in (2, 3):
-                    raise ValueError(f"{name}: a parameter of shape {shape} is neither a matrix nor a stack of them: "
-                                     "give it to another optimizer, say AdamW")
                 leaf = tensor.leaf
                 if leaf.part is None and leaf.part_of is not None and leaf.part_of[-2:] != shape[-2:]:
                     raise ValueError(f"{name}: a parameter of shape {shape} is a part of one of shape {leaf.part_of}, "
@@ -89,16 +87,29 @@ class Muon(Optimizer):
                                      "matrix: give it to another optimizer, say AdamW, or cut the model by "
                                      "parallelize_module or fully_shard instead")
 
+    def kinds_of_state(self, tensor):
+        if tensor.ndim not in (2, 3):
+            raise ValueError(f"{type(self).__name__}: a parameter of shape {part_shape(tensor)} is neither a matrix "
+                             "nor a stack of them: give it to another optimizer, say AdamW")
+        return super().kinds_of_state(tensor)
+
     def settle_in(self, home):
         if not all(on_host(flat.params) for flat in self.flats):
             raise ValueError(f"{type(self).__name__}'s state can't lie on the host while its parameters are on a GPU: "
                              "the update needs whole matrices beside it")
         super().settle_in(home)
 
-    def update_all(self, chosen=()):
-        """chosen: {id of a tensor: its Lines}, where not all of a matrix makes a step."""
+    def update_all(self):
+        for *_, piece, o in self.steps():
+            piece.step(o)
+
+    def steps(self, chosen=()):
+        """[(tensor, its state, Piece, what it is to move along, 1-d)], in the same order on all ranks; momenta move.
+
+        chosen  {id of a tensor: its Lines}, where not all of a matrix makes a step
+        """
         cut, chosen = {}, dict(chosen)
-        # of cut: (ids of Communicators, dtype) -> (an array like the parts, these Communicators, [Piece])
+        # of cut: (ids of Communicators, dtype) -> (an array like the parts, these Communicators, [(…, Piece)])
         for flat, state, slot in self._places():
             tensor = slot.segment.tensor
             shape, way = way_of(tensor, flat.unit)
@@ -114,14 +125,14 @@ class Muon(Optimizer):
             lines = chosen.get(id(tensor))
             piece = Piece(p, exact, u, slot.group, shape, narrowed(way, lines), lines, type(self).__name__)
             if way:
-                pieces.append(piece)
+                pieces.append((tensor, mine, piece))
             else:
-                piece.step(piece.orthogonalized(u))
+                yield tensor, mine, piece, piece.orthogonalized(u)
         for like, comms, pieces in cut.values():
-            steps = brought_together(comms, [piece.way for piece in pieces], [piece.u for piece in pieces],
-                                     lambda k, u, pieces=pieces: pieces[k].orthogonalized(u), like, type(self).__name__)
-            for piece, o in zip(pieces, steps, strict=True):
-                piece.step(o)
+            *_, mine = zip(*pieces, strict=True) if pieces else [()]
+            steps = brought_together(comms, [piece.way for piece in mine], [piece.u for piece in mine],
+                                     lambda k, u, mine=mine: mine[k].orthogonalized(u), like, type(self).__name__)
+            yield from ((*each, o) for each, o in zip(pieces, steps, strict=True))
 
     def direction(self, g, exact, b, group):
         """u, 1-d, of a gradient g and the momentum b, which is written."""
@@ -152,12 +163,15 @@ class Piece(NamedTuple):
         return self.lines.alone(orthogonalized(self.lines.of(u), *settings)).reshape(-1)
 
     def step(self, o):
-        """Move the parameter along o, 1-d, this rank's part: its master copy, if `exact` is that."""
+        """Move the parameter along o, 1-d, this rank's part, by a rate for a matrix of its shape."""
         rows, columns = self.shape if len(self.shape) == 2 else self.shape[:0:-1]
-        group, adjust = self.group, ADJUST[self.group["adjust_lr_fn"] or "original"]
-        exact = self.exact
+        self.move(o, ADJUST[self.group["adjust_lr_fn"] or "original"](rows, max(columns, 1)))
+
+    def move(self, o, times=1.0):
+        """Move the parameter by lr · times · o, 1-d, this rank's part: its master copy, if `exact` is that."""
+        group, exact = self.group, self.exact
         exact *= 1 - group["lr"] * group["weight_decay"]
-        exact -= group["lr"] * adjust(rows, max(columns, 1)) * o
+        exact -= group["lr"] * times * o
         if exact is not self.p:
             self.p[...] = exact
         wrote(self.p, f"{self.author}.step")

@@ -126,7 +126,7 @@ def test_short_ones_are_left_to_numpy(monkeypatch):
     assert len(found[1][1].loops.functions) == 1    # the first group's, which has one that is long
 
 
-@pytest.mark.parametrize("kind", ["Muon", "Dion", "Dion2", "Adafactor"])
+@pytest.mark.parametrize("kind", ["Muon", "NorMuon", "Dion", "Dion2", "Adafactor"])
 def test_steps_of_whole_matrices_are_refused(kind):
     with pytest.raises(TypeError, match=f"{kind} has no update of single elements"):
         mt.compile(getattr(optim, kind)(params_of("float32")[:1]))

@@ -93,6 +93,7 @@ OPTIMIZERS = {
     "adafactor": lambda groups: optim.Adafactor(groups, lr=0.01),
     "8 bits": lambda groups: optim.AdamW([groups[0], {**groups[1], "state_bits": 32}], lr=0.01, state_bits=8),
     "muon": lambda groups: optim.Combined(optim.Muon(groups[:1], lr=0.01), optim.AdamW(groups[1:], lr=0.01)),
+    "normuon": lambda groups: optim.Combined(optim.NorMuon(groups[:1], lr=0.01), optim.AdamW(groups[1:], lr=0.01)),
     "dion": lambda groups: optim.Combined(optim.Dion(groups[:1], lr=0.01), optim.AdamW(groups[1:], lr=0.01)),
     "dion2": lambda groups: optim.Combined(optim.Dion2(groups[:1], lr=0.01), optim.AdamW(groups[1:], lr=0.01)),
 }

@@ -143,7 +143,7 @@ def test_lines_are_taken_and_put_back(rows):
     p = mt.tensor(np.zeros(whole), requires_grad=True)
     FlatBuffer([p])
     y = x.reshape(-1).copy()
-    it.scale(Matrix(p), y, 0.5)
+    Matrix(p).multiply(y, it.of_each(1, 0.5, y.dtype))
     assert (y.reshape(whole) == np.where(mask, x / 2, x)).all()
 
 

@@ -180,6 +180,7 @@ def test_the_ledger_counts_what_is_held(dtype, master):
     (lambda p: optim.Adam([p], state_bits=16), "state_bits is 16; it must be 32 or 8 for Adam"),
     (lambda p: optim.SGD([{"params": [p], "state_bits": 4}]), "state_bits is 4; it must be 32 or 8 for SGD"),
     (lambda p: optim.Muon([{"params": [p], "state_bits": 8}]), "state_bits is 8; it must be 32 for Muon"),
+    (lambda p: optim.NorMuon([{"params": [p], "state_bits": 8}]), "state_bits is 8; it must be 32 for NorMuon"),
     (lambda p: optim.Dion([{"params": [p], "state_bits": 8}]), "state_bits is 8; it must be 32 for Dion"),
     (lambda p: optim.Dion2([{"params": [p], "state_bits": 8}]), "state_bits is 8; it must be 32 for Dion2"),
 ])

@@ -290,7 +290,7 @@ def test_what_it_refuses():
         with pytest.raises(ValueError, match="0.weight starts with"):
             mup.scale(model, base)
     model, widths = mup_cases.wide()
-    for kind in (optim.Muon, optim.Dion, optim.Dion2, optim.Adafactor):
+    for kind in (optim.Muon, optim.NorMuon, optim.Dion, optim.Dion2, optim.Adafactor):
         with pytest.raises(TypeError, match=f"rates of {kind.__name__}"):
             widths.optimizer(kind, model, 0.1)
     with pytest.raises(ValueError, match="take AdamW"):

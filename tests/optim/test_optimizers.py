@@ -328,6 +328,7 @@ def test_what_does_not_fit_raises(make, says):
     ("LARS", {"momentum": 0}), ("Lion", {"betas": (0, 0)}), ("Muon", {"momentum": 0, "ns_steps": 1}),
     ("Muon", {"ns_steps": 99, "ns_coefficients": (1.5, -0.5, 0)}), ("Dion2", {"momentum": 0, "fraction": 1}),
     ("Dion2", {"fraction": 1e-300}), ("Dion", {"rank_fraction": 1e-300, "momentum": 0}), ("Dion", {"rank_fraction": 1}),
+    ("NorMuon", {"beta2": 0, "momentum": 0}),
     ("Adafactor", {"beta2_decay": 0, "eps": (1e-9, 0), "d": 1}), ("AdamWScheduleFree", {"betas": (1, 0), "warmup": 0})])
 def test_what_just_fits(kind, settings):
     p, = leaves([np.ones((2, 3))], np.float32)

@@ -7,7 +7,7 @@ import minitorch_dist as mt
 from minitorch_dist import nn, optim
 
 KINDS = optim.SGD, optim.Adam, optim.LAMB, optim.LARS, optim.Muon, optim.Adagrad, optim.Adafactor, \
-    optim.AdamWScheduleFree, optim.Lion, optim.Dion2, optim.Dion
+    optim.AdamWScheduleFree, optim.Lion, optim.Dion2, optim.Dion, optim.NorMuon
 
 
 ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
@@ -18,6 +18,8 @@ DEFAULTS = {    # torch's; of those that torch lacks their papers', but for the 
     "Adagrad": {"lr": 0.01, "lr_decay": 0.0, "weight_decay": 0.0, "eps": 1e-10},
     "Muon": {"lr": 1e-3, "weight_decay": 0.1, "momentum": 0.95, "nesterov": True, "eps": 1e-7, "ns_steps": 5,
              "ns_coefficients": (3.4445, -4.775, 2.0315), "adjust_lr_fn": None},
+    "NorMuon": {"lr": 1e-3, "weight_decay": 0.1, "momentum": 0.95, "beta2": 0.95, "nesterov": False, "eps": 1e-7,
+                "ns_steps": 5, "ns_coefficients": (3.4445, -4.775, 2.0315)},
     "Dion": {"lr": 0.01, "rank_fraction": 0.25, "momentum": 0.95, "weight_decay": 0.01, "eps": 1e-8,
              "right": "columns", "adjust_lr_fn": None, "seed": 0},
     "Dion2": {"lr": 0.01, "fraction": 0.25, "momentum": 0.95, "weight_decay": 0.01, "eps": 1e-7, "ns_steps": 5,

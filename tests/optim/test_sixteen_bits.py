@@ -36,6 +36,7 @@ OPTIMIZERS = {
     "lamb": lambda params: optim.LAMB(params, lr=LR),
     "lars": lambda params: optim.LARS(params, lr=1.0),
     "muon": lambda params: optim.Muon(params, lr=LR),
+    "normuon": lambda params: optim.NorMuon(params, lr=LR),
     "dion": lambda params: optim.Dion(params, lr=LR),
     "dion2": lambda params: optim.Dion2(params, lr=LR, fraction=0.6),
     "adafactor": lambda params: optim.Adafactor(params, lr=LR, weight_decay=0.1),
