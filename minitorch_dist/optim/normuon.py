@@ -57,4 +57,4 @@ def balanced(mean, v):
     to 0.2. mean: of their O². Zeros stay zeros."""
     each = 1 / (xp.sqrt(v.astype(xp.float64)) + EPS)
     square = (mean * each * each).mean(axis=(1, 2), keepdims=True)
-    return xp.where(square > 0, RMS / xp.sqrt(xp.where(square > 0, square, 1.0)), 0.0) * each
+    return RMS / xp.sqrt(xp.where(square > 0, square, 1.0)) * each

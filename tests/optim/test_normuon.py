@@ -6,6 +6,7 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import comm, optim
 from minitorch_dist.flat import FlatBuffer
+from minitorch_dist.optim import means as parts
 from minitorch_dist.optim.means import Matrix
 from minitorch_dist.parallel.tensor.parts import Part
 from tests.device.fake_cupy import installed
@@ -95,7 +96,9 @@ def test_a_gradient_that_is_not_finite_is_the_whole_matrixs(spoilt):
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 7), (1, 1, 4), (1, 4, 1), (2, 1, 1)])
-def test_lines_are_multiplied(shape):
+def test_lines_are_multiplied(monkeypatch, shape):
+    """In tiles that begin anywhere."""
+    monkeypatch.setattr(parts, "TILE", 3)
     n, rows, columns = shape
     x = np.random.default_rng(1).standard_normal(shape)
     p = mt.tensor(np.zeros(shape), requires_grad=True)
