@@ -323,10 +323,15 @@ def test_seconds_of_neighbours_and_few_bits():
     ({"reshard_after_forward": 4, "shard_over": 2}, "a divisor above 1 of the 2 ranks that share a copy"),
     ({"reshard_after_forward": 2, "stage": 2}, "with stage=2, pp=1, ep=1"),
     ({"param_bits": 8, "stage": 2}, "with stage 2: the least stage with such messages is 3"),
-    ({"reduce_bits": 4, "stage": 0}, "the least stage with such messages is 1")], ids=str)
+    ({"reduce_bits": 4, "stage": 0}, "the least stage with such messages is 1"),
+    ({"reshard_after_forward": 2, "pp": 2, "model": replace(SMALL, tied=False)}, "with stage=3, pp=2, ep=1: values"),
+    ({"reshard_after_forward": 2, "dp": 4, "ep": 2, "model": replace(SMALL, experts=4)},
+     "with stage=3, pp=1, ep=2: values are cut in stage 3 only, a pipeline keeps them, and neighbours along ep have"),
+    ({"dispatch_bits": 8, "dp": 4, "ep": 2, "model": replace(SMALL, width=132, experts=4)},
+     "rows of 132 features aren't made of blocks of 128")], ids=str)
 def test_neighbours_and_bits_that_cannot_be(more, words):
     with pytest.raises(ValueError, match=re.escape(words)):
-        Job(Parameters(1e9), **{"dp": 8, "batch": 8, "stage": 3} | more)
+        Job(**{"model": Parameters(1e9), "dp": 8, "batch": 8, "stage": 3} | more)
 
 
 def test_seconds_of_a_mesh():
