@@ -269,11 +269,14 @@ MISTAKES = {
     "--devices 4 --ep 2 --batch 6 " + EXPERTS: "dp · ep = 4 ranks in 1 micro-batches: dp · ep must divide",
     "--devices 2 --cp 2 --cp-by star " + MODEL: "take one of ring, all_to_all",
     "--devices 8 --cp 4 --tp 2 --cp-by all_to_all " + MODEL: "must divide the heads that tp=2 leaves",
+    "--devices 2 --cp 2 --cp-by all_to_all --kv-heads 3 " + MODEL: "heads that tp=1 leaves, of keys too: lower",
     "--devices 6 --cp 2 --tp 3 --sequence-parallel " + MODEL: "must divide the 8 tokens of a sequence that a rank has: "
                                                              "--sequence-length 12",
     "--devices 4 --cp 2 --tp 2 --sequence-length 10 --sequence-parallel " + MODEL:
         "2·cp doesn't divide 10 tokens: --sequence-length 12",
     "--devices 2 --tp 2 --sequence-length 1 --sequence-parallel " + MODEL.replace("16", "1"): "a rank has: lower --tp",
+    "--devices 12 --cp 4 --tp 3 --sequence-length 14 --sequence-parallel " + MODEL.replace("16", "30"):
+        "2·cp doesn't divide 14 tokens: --sequence-length 24",      # which 8 and 12 divide
     "--devices 2 --cp 0 " + MODEL: "--cp 0: must be at least 1",
     "--devices 2 --cp 2 --parameters 1e9": "give --layers, --width and --heads",
     "--devices 4 --ep 4 " + EXPERTS: "ep=4 ranks can't share 6 experts",
@@ -359,12 +362,24 @@ MISTAKES = {
     "--devices 1 --lora-rank 8 --lora-targets * " + EXPERTS: "* meets mlp.router, and of routers plan",
     "--devices 2 --stage 3 --lora-rank 8 " + MODEL.replace("3", "1", 1): "take --stage 2, or --layers 2",
     "--devices 2 --pp 2 --untied --chunks 1 --schedule interleaved --micro-batches 3 " + MODEL: "--micro-batches 4",
+    "--devices 3 --pp 3 --untied --chunks 1 --schedule interleaved --micro-batches 5 " + MODEL: "--micro-batches 6",
     "--devices 1 " + MODEL.replace("3", "10001", 1): "10,001 layers: plan goes through them one by one",
     "--devices 1 --state-bits 16 " + MODEL: "--state-bits 16: take 32 or 8",
     "--devices 6 --tp 6 " + MODEL.replace("50", "5"): "tp=6 ranks can't share a vocabulary of 5: lower --tp",
     "--devices 1 --schedule 1f1b --chunks 2 " + MODEL: "2 chunks per rank are for --schedule interleaved",
     "--devices 1000000000 --meshes --batch 8 --cp 1000 --ep 1000 " + MODEL: "are more than 2,000 meshes: give fewer",
 }
+
+
+@pytest.mark.parametrize("line", [
+    "--devices 6 --tp 6 " + MODEL.replace("50", "6"), "--devices 1 --predict 16 " + MODEL,
+    "--devices 3 --pp 3 --untied " + MODEL,
+    "--devices 8 --ep 4 --shard-over 2 --stage 1 --batch 8 --experts 4 " + MODEL,
+    "--devices 8 --ep 2 --shard-over 4 --stage 1 --batch 8 --experts 4 " + MODEL])
+def test_what_is_just_possible_is_planned(capsys, line):
+    """A row of the vocabulary, or a block, on each rank; a position for the last depth; copies that divide experts."""
+    status, out, err = said(capsys, line)
+    assert (status, err) == (0, "") and "together" in out
 
 
 @pytest.mark.parametrize("line", MISTAKES)
