@@ -115,6 +115,14 @@ def test_all_meshes_of_new_axes(capsys):
     assert status == 0 and "dp=2 tp=1 pp=1 ep=2" in out and "PCIe" in out
 
 
+def test_all_meshes_have_the_stages_and_the_sequence_parallelism_that_they_can():
+    """What is divided along cp alone is cut, too; ranks that share no matrix don't share what these leave whole."""
+    plans, _ = every(Job(SMALL, batch=8, time=16), SIMPLE, 2, sequence_parallel=True, cp=2)
+    seen = {(p.job.dp, p.job.tp, p.job.cp, p.job.stage, p.job.sequence_parallel) for p in plans if p.job.pp == 1}
+    assert seen == {(1, 2, 1, 0, True), *((2, 1, 1, stage, False) for stage in range(4)),
+                    *((1, 1, 2, stage, False) for stage in range(4))}
+
+
 def test_experts_without_a_capacity_are_said_to_be_a_mean(capsys):
     status, out, _ = said(capsys, "--devices 4 --ep 2 --no-capacity " + EXPERTS)
     assert status == 0 and "2 per token, without a capacity" in out and "as if all were used alike" in out

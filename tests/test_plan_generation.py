@@ -140,7 +140,8 @@ def test_experts_that_are_read():
     ({"pp": 2, "model": {"tied": False}}, "with pp=2: .* take --pp 1"),
     ({"cp": 2, "time": 12}, "with cp=2: each rank has a part of the sequences"),
     ({"tp": 2, "time": 12, "sequence_parallel": True}, "which divides the sequences over ranks"),
-    ({"dp": 4}, "dp = 4 ranks must share the sequences")])
+    ({"dp": 4}, "dp = 4 ranks must share the sequences equally: take 8$"),
+    ({"dp": 2, "ep": 2, "model": ROOMY}, "dp · ep = 4 ranks must share the sequences equally: take 8$")])
 def test_what_cannot_be_written(more, words):
     with pytest.raises(ValueError, match=words):
         written(job_of(more), 6, 9)
