@@ -73,6 +73,7 @@ def test_what_fits():
         found = written(job, 6, 10, replace(SIMPLE, memory=memory))
         assert found.most_tokens == most and found.fits == (most >= 10)
         assert found.most_sequences == 2 * ((memory - it.parameters) // (10 * it.per_token))
+    assert it.tokens_per_second == pytest.approx(6 / it.seconds) and it.seconds == it.read / 1e10    # of both ranks
     none = written(job, 2, 10, replace(SIMPLE, memory=it.parameters - 1))
     assert (none.most_tokens, none.most_sequences) == (0, 0)
 
