@@ -101,7 +101,7 @@ def capture(f, shapes, dtypes):
     nodes   as on a Tape. First one per argument, in order, whether f uses it or not; then one per op, each after those
             that it needs
     Break   is raised where f asks for a value: the first one that it asked for, also where f has caught the Break and
-            gone on without
+            gone on without, however it ended
     """
     raise NotImplementedError("begin with a Tape and a Symbol per argument; f does the rest")
 

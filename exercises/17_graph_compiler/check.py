@@ -97,11 +97,7 @@ class Capture(Check):
     exercise = "17.1"
     tolerance = 1e-5
     signatures = [
-        when("f was caught asking for a value, and went on: it has a try … except around it, as functions do. The "
-             "graph holds what it made of the exception. Look on the tape for breaks when f has ended",
-             lambda case, got: case["function"] == "caught" and got["due"][0] == "nothing"),
-        when("f has asked for several values, and caught the Breaks; the first of them is to be raised, not the last",
-             lambda case, got: case["function"] == "caught" and got["due"] == ["item", "exp"]),
+        *graphs.CAUGHT_SAID,
         when(lambda case: f"“{case['function']}” has shapes that don't fit, and no ValueError says so: the graph would "
                           "fail when it is run, far from the line that is wrong. " + (
                               "A matmul's inner sizes must be equal: a 1 isn't stretched there" if "@" in case["source"]

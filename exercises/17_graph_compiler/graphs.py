@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 
+from exercises.frame import when
+
 from .drive import evaluate
 
 
@@ -90,6 +92,32 @@ CAUGHT = """def f(x):
         s = s + 1.0
     return x * s
 """
+CAUGHT_ONCE = """def f(x):
+    try:
+        s = float(x.sum(1))
+    except Exception:
+        s = None
+"""
+AGAIN = CAUGHT_ONCE + """    if x.exp() > 1.0:
+        return x
+    return x.exp()
+"""
+FAILED = CAUGHT_ONCE + """    if s is None:
+        raise ValueError("x has no sum")
+    return x * s
+"""
+CAUGHT_SAID = [
+    when("f has caught a Break and gone on, until it asked for another value, or failed without the first: the first "
+         "Break is to be raised. Look on the tape for breaks however f ends, by an exception too",
+         lambda case, got: case["function"].startswith("caught, ") and got["due"][0] != "nothing"),
+    when("f was caught asking for a value, and went on: it has a try … except around it, as functions do. The graph "
+         "holds what it made of the exception. Look on the tape for breaks when f has ended",
+         lambda case, got: case["function"].startswith("caught, ") or (
+             case["function"] == "caught" and got["due"][0] == "nothing")),
+    when("f has asked for several values, and caught the Breaks; the first of them is to be raised, not the last",
+         lambda case, got: case["function"].startswith("caught, ") or (
+             case["function"] == "caught" and got["due"] == ["item", "exp"])),
+]
 
 
 def function_cases(rng):
@@ -99,7 +127,8 @@ def function_cases(rng):
         arguments, _, expression = body.partition(": ")
         source = f"def f({arguments}):\n    return {expression}\n"
         found.append([name, source, shapes, ["float64"] * len(shapes), ops, due])
-    found.append(["caught", CAUGHT, [(1, 3)], ["float64"], 0, ["float", "sum"]])
+    for name, source in (("caught", CAUGHT), ("caught, and asked again", AGAIN), ("caught, and failed", FAILED)):
+        found.append([name, source, [(1, 3)], ["float64"], 0, ["float", "sum"]])
     for name in ("reflected", "softmax", "mask", "affine", "a number of math"):
         found.append([f"{name}, float32", *next(case[1:] for case in found if case[0] == name)])
         found[-1][3] = ["float32"] * len(found[-1][2])

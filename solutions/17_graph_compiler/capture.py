@@ -121,14 +121,16 @@ def capture(f, shapes, dtypes):
     nodes   as on a Tape. First one per argument, in order, whether f uses it or not; then one per op, each after those
             that it needs
     Break   is raised where f asks for a value: the first one that it asked for, also where f has caught the Break and
-            gone on without
+            gone on without, however it ended
     """
     # begin with a Tape and a Symbol per argument; f does the rest
     tape = Tape()
     arguments = [tape.append("argument", (), shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
-    results = f(*arguments)
-    if tape.breaks:
-        raise tape.breaks[0]
+    try:
+        results = f(*arguments)
+    finally:        # f may also have caught one Break and ended by another exception
+        if tape.breaks:
+            raise tape.breaks[0]
     return tape.nodes, [result.name for result in (results if isinstance(results, tuple) else [results])]
 
 

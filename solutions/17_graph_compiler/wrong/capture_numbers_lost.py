@@ -82,9 +82,11 @@ def result_shape(op, shapes, operands):
 def capture(f, shapes, dtypes):
     tape = Tape()
     arguments = [tape.append('argument', (), shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
-    results = f(*arguments)
-    if tape.breaks:
-        raise tape.breaks[0]
+    try:
+        results = f(*arguments)
+    finally:
+        if tape.breaks:
+            raise tape.breaks[0]
     return (tape.nodes, [result.name for result in (results if isinstance(results, tuple) else [results])])
 
 def run(nodes, outputs, arrays):

@@ -94,9 +94,11 @@ def capture(f, shapes, dtypes):
     arguments = []
     while shapes:
         arguments.append(tape.append("argument", (), shapes.pop(0), dtypes.pop(0)))
-    results = f(*arguments)
-    if tape.breaks:
-        raise tape.breaks[0]
+    try:
+        results = f(*arguments)
+    finally:
+        if tape.breaks:
+            raise tape.breaks[0]
     return tape.nodes, [result.name for result in (results if isinstance(results, tuple) else [results])]
 
 

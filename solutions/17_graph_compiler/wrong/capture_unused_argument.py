@@ -82,9 +82,11 @@ def result_shape(op, shapes, operands):
 def capture(f, shapes, dtypes):
     tape = Tape()
     arguments = [tape.append('argument', (), shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
-    results = f(*arguments)
-    if tape.breaks:
-        raise tape.breaks[0]
+    try:
+        results = f(*arguments)
+    finally:
+        if tape.breaks:
+            raise tape.breaks[0]
     outputs = [result.name for result in (results if isinstance(results, tuple) else [results])]
     used = {x for node in tape.nodes for x in node[2]} | set(outputs)
     return ([node for node in tape.nodes if node[1] != 'argument' or node[0] in used], outputs)
