@@ -9,14 +9,16 @@ def emit(nodes, outputs):
     by = {n[0]: n for n in nodes}
     arguments = [n for n in nodes if n[1] == "argument"]
     rows = by[outputs[0]][3][0]
-    lines = ["def kernel(arguments, results, tile):", f"    for begin in [tile * i for i in range(-(-{rows} // tile))]:",
+    lines = ["def kernel(arguments, results, tile):",
+             f"    for begin in [tile * i for i in range(-(-{rows} // tile))]:",
              f"        here = slice(begin, min(begin + tile, {rows}))"]
     for at, (name, _, _, shape, _) in enumerate(arguments):
         cut = "[here]" if len(shape) == 2 and shape[0] == rows and rows != 1 else ""
         lines.append(f"        {name} = arguments[{at}]{cut}")
     for name, op, inputs, _, _ in nodes:
         if op != "argument":
-            lines.append(f"        {name} = " + EXPRESSIONS[op].format(*(i if isinstance(i, str) else repr(i) for i in inputs)))
+            words = [i if isinstance(i, str) else repr(i) for i in inputs]
+            lines.append(f"        {name} = " + EXPRESSIONS[op].format(*words))
     for at, name in enumerate(outputs):
         lines.append(f"        results[{at}][here] = {name}")
     return "\n".join(lines) + "\n"

@@ -42,7 +42,8 @@ def common(nodes, outputs):
     for name, op, inputs, shape, dtype in nodes:
         inputs = tuple(stands.get(i, i) if isinstance(i, str) else i for i in inputs)
         if op not in ("argument", *EFFECTS):
-            key = op, tuple((sorted if op in ("add", "mul") else list)((type(i).__name__, repr(i)) for i in inputs)), tuple(shape), dtype
+            words = [(type(i).__name__, repr(i)) for i in inputs]
+            key = op, tuple(sorted(words) if op in ("add", "mul") else words), tuple(shape), dtype
             if key in seen:
                 stands[name] = seen[key]
                 continue

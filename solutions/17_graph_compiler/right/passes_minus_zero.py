@@ -20,7 +20,7 @@ def simpler(node, made):
         inner = made[inputs[0]]
         if inner[1] == op:
             return inner[2][0]
-    if op == "sub" and not isinstance(inputs[1], str) and inputs[1] == 0 and str(float(inputs[1])) == "0.0" and fits(inputs[0]):
+    if op == "sub" and not isinstance(inputs[1], str) and str(float(inputs[1])) == "0.0" and fits(inputs[0]):
         return inputs[0]
     return None
 
