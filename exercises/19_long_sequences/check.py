@@ -58,6 +58,8 @@ class Attention(Check):
     def cases(self, rng, ranks):
         attends = [{"what": "attend"} | draw(rng, **how) for how in (
             {}, {"heads": 1, "queries": 5, "keys": 3}, {"level": HIGH}, {"level": -HIGH}, {"level": HIGH * 1j})]
+        attends += [{"what": "attend"} | softmaxes.draw_hidden_above(rng),
+                    {"what": "attend"} | softmaxes.one_key(draw(rng))]
         merges = [{"what": "merge", "one": softmaxes.pieces(rng, one), "other": softmaxes.pieces(rng, other)}
                   for one, other in [(rng.normal(2, 1, (2, 5)), rng.normal(1, 1, (2, 5))),
                                      ([[3.5, -INF, -1.25]], [[-INF, 0.5, 0.75]]),
@@ -74,7 +76,8 @@ class Attention(Check):
             wholes.append({"what": "attention", **case, "block": block, "before": list(more) if before else None})
         unseen = [{"what": "attention", **softmaxes.hide(draw(rng, keys=keys), hidden), "block": 3, "before": None}
                   for keys, hidden in ((11, 3), (5, 5))]      # some of them, and all
-        return [*attends, *merges, *wholes, *unseen, memory_case()]
+        above = {"what": "attention", **softmaxes.draw_hidden_above(rng, keys=9), "block": 4, "before": None}
+        return [*attends, *merges, *wholes, *unseen, above, memory_case()]
 
     def truth(self, case):
         return mistakes.truth(case)

@@ -72,6 +72,7 @@ def balance(found, losses, library, path):
     axes[2].plot(steps, library, color="#bcd4e6", lw=7, label="the library, one process")
     axes[2].plot(steps, losses, color=COLORS[1], lw=1.6, label=f"your attention, {n} ranks")
     axes[2].set(xlabel="step", ylabel="loss")
+    axes[2].xaxis.get_major_locator().set_params(integer=True)
     axes[2].legend(frameon=False)
     save(figure, path)
     far = np.abs(np.subtract(losses, library)).max()

@@ -55,6 +55,10 @@ def up_and_down(case):
     return "q" in case and span(case)[0] < -LARGE and span(case)[1] > LARGE
 
 
+def far_apart(case):
+    return up_and_down(case) or ("q" in case and softmaxes.hidden_above(case))
+
+
 def low(case):
     return "q" in case and span(case)[0] < -LARGE
 
@@ -221,6 +225,9 @@ LEFT_OUT = ("a block of keys is left out of which some are seen: positions are i
             "first key nor its last nor the block before it says that nobody sees the rest")
 
 FORWARD = [
+    when("wrong where a key that a query doesn't see has a score far above all that it sees: subtracted is the "
+         "greatest score of all keys, and nothing but zeros is left. Put -inf there first, and then take the greatest",
+         lambda case, got: "q" in case and softmaxes.hidden_above(case)),
     *[gives(LEFT_OUT, lambda case, which=which: in_the_loop({"cut": softmaxes.not_later(case, which)})(case))
       for which in (0, -1)],
     when("nan: who sees none of these keys has -inf for a greatest score, and -inf - -inf is nan. Such queries have "
@@ -235,7 +242,7 @@ FORWARD = [
          "-inf, or with the first block",
          lambda case, got: case["what"] == "attention" and low(case) and lost(case, got)),
     when("the greatest score of all is subtracted, not each row's own: rows far below it have nothing but zeros",
-         lambda case, got: up_and_down(case) and too_small(case, got)),
+         lambda case, got: far_apart(case) and too_small(case, got)),
     when("exp(lse) is inf where scores are in the thousands, and 0 where they are in the minus thousands: only the "
          "difference of two lse may go into exp",
          lambda case, got: case["what"] in ("merge", "attention") and lost(case, got)),

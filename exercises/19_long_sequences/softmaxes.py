@@ -337,6 +337,26 @@ def draw(rng, heads=2, queries=6, keys=7, size=2, width=WIDTH, level=0.0, slope=
     return {"q": q, "k": k, "v": rng.standard_normal((heads, keys, width)) + 1, "q_at": q_at, "k_at": k_at}
 
 
+def hidden_above(case, by=1500.0):
+    """Some query that sees something has a greater score by far with a key that it doesn't see."""
+    scores, mask = scores_of(case["q"], case["k"]), sees(case["q_at"], case["k_at"])
+    seen, rest = (np.where(which, scores, -INF).max(-1) for which in (mask, ~mask))
+    return bool(((rest > seen + by) & np.isfinite(seen)).any())
+
+
+def draw_hidden_above(rng, **how):
+    """draw until it is so: whether one sees little depends on the positions."""
+    while not hidden_above(case := draw(rng, future=3000.0, **how)):
+        pass
+    return case
+
+
+def one_key(case):
+    """Of the keys the middle one alone: some queries see it, some don't."""
+    middle = np.argsort(case["k_at"])[[len(case["k_at"]) // 2]]
+    return case | {"k": case["k"][:, middle], "v": case["v"][:, middle], "k_at": case["k_at"][middle]}
+
+
 def hide(case, block):
     """The case, with keys that come later than all queries: the whole first block, the first key of each other one, and
     the second one's last."""
