@@ -217,7 +217,8 @@ def pipeline_of(args, task, mesh):
     def wrapped(stage):
         if not args.zero:
             return DistributedDataParallel(stage, replicas, exact=args.exact)
-        units = list(stage.blocks) if count > 1 else None       # of one block in a stage as well
+        # Of one block in a stage as well, and of one that is compiled: what is in it can't come and go by itself.
+        units = list(stage.blocks) if count > 1 or args.compile else None
         return fully_shard(stage, replicas, stage=args.zero, units=units, exact=args.exact)
     return Pipeline([wrapped(stages[i]) for i in placement[mesh["pp"].rank]], mesh["pp"], schedule)
 

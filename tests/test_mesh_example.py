@@ -99,6 +99,16 @@ def test_exact_mode_has_the_bits_of_one_process(experts, meshes, tmp_path):
         assert losses == history and theirs["parameters_sha256"] == summary["parameters_sha256"]
 
 
+def test_one_block_that_is_compiled_has_the_bits_of_one_process_in_stage_3(tmp_path):
+    small, found = ["--dim", "16", "--layers", "1", "--batch-size", "16", "--steps", "3", "--compile", "--exact"], []
+    for n, flags in (1, []), (2, ["--zero", "3"]):
+        folder = tmp_path / str(n)
+        done = crews.launch([PROGRAM, *small, *flags, "--out", folder], n, limit=90, env=threads(n)).check()
+        assert "uncompiled" not in done.report()
+        found.append(json.loads((folder / "summary.json").read_text())["parameters_sha256"])
+    assert found[0] == found[1]
+
+
 @pytest.mark.thorough
 def test_it_goes_on_on_another_mesh(whole, tmp_path):
     killed = ranks.launch([PROGRAM, *SMALL, "--pp", "2", "--zero", "2", "--save-every", "3", "--out", tmp_path], 4,
