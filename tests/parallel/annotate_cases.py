@@ -298,6 +298,17 @@ def narrow():
     return found
 
 
+def orders_of_16_bits():
+    """[(got, NumPy's of float32)] of lines that are cut, and of such as lie on one rank each; NaN last."""
+    mesh, x = comm.DeviceMesh(tp=-1), values((4, 6), 1).astype(mt.bfloat16)
+    x[1, 2] = x[3, 0] = np.nan
+    exact, found = x.astype(np.float32), []
+    for dim in (0, 1):
+        cut, order = a.split(x, dim, mesh["tp"]), np.argsort(exact, 0, kind="stable")
+        found += [(mt.argsort(cut, 0).numpy(), order), (mt.topk(cut, 2, 0, largest=False)[1].numpy(), order[:2])]
+    return found
+
+
 def edges():
     """{what: (got, expected)} on 2 ranks: what is empty, sections where two factors meet, cotangents on other axes."""
     mesh, x = comm.DeviceMesh(dp=1, tp=-1), values((12, 2), 1)

@@ -270,6 +270,12 @@ def test_sums_of_parts_are_what_their_narrow_dtypes_make_of_the_whole():
             np.testing.assert_allclose(got, expected, rtol=4e-3, atol=4e-3)
 
 
+def test_orders_of_bfloat16():
+    for found in crews.call(CASES + "orders_of_16_bits", 2):
+        for got, expected in found:
+            np.testing.assert_array_equal(got, expected)
+
+
 def test_nothing_sections_and_cotangents_that_lie_otherwise():
     for found in crews.call(CASES + "edges", 2):
         for got, expected in found.values():
