@@ -76,6 +76,10 @@ class GradientNoiseScale:
         self.model, self.decay, self.comm = model, decay, model.comm if wrapped else None
         params = self._trained()
         check_known(list(params.values()), "GradientNoiseScale")
+        if own := [p for p in params.values() if p.leaf.unsummed is not None and p.leaf.unsummed.size > 1]:
+            raise ValueError(f"GradientNoiseScale: {len(own)} of the parameters are `unsummed`, and nobody knows the "
+                             "gradient of the whole batch, with which those of its parts are compared: measure a model "
+                             "whose gradients are summed")
         self.sharers = {key: others(p) for key, p in params.items()}
         self._handles = [p.register_hook(partial(self._see, key)) for key, p in params.items()]
         self.steps, self.trace_sum, self.square_sum = 0, 0.0, 0.0

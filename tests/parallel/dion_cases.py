@@ -5,6 +5,7 @@ import numpy as np
 import minitorch_dist as mt
 from minitorch_dist import checkpoints, comm, ledger, nn, optim
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard
+from minitorch_dist.parallel.noise_scale import GradientNoiseScale
 
 from . import plain
 from .sharded_cases import digest, said
@@ -149,6 +150,26 @@ def scaled():
     return model.state_dict(), scaler.get_scale(), optimizer.state_dict()["steps"]
 
 
+def besides():
+    """(parameters after batches of unequal numbers with join, and an exception in all ranks' backward; what is said)"""
+    world = comm.world()
+    model, optimizer = begin(world)
+    with model.join(optimizer.step) as count:
+        for step in range(2 + world.rank):
+            x, ct = batch(10 * world.rank + step)
+            model.zero_grad()
+            ((model(mt.tensor(x)) * ct).sum() / count(len(x))).backward()
+            optimizer.step()
+
+    def fail(grad):
+        raise ZeroDivisionError
+    hook = model.module.first.bias.register_hook(fail)
+    failed = said(lambda: backward(model, 5, world))
+    hook.remove()
+    fit(model, optimizer, [6], world)
+    return model.state_dict(), failed
+
+
 def refused():
     """{what: what is said}."""
     world = comm.world()
@@ -167,6 +188,7 @@ def refused():
     found["SGD made before"] = said(early.step)
     backward(model, 0, world)
     found["clip"] = said(lambda: optim.clip_grad_norm_(model.parameters(), 1.0))
+    found["noise"] = said(lambda: GradientNoiseScale(model))
     found["clip the others"] = said(lambda: optim.clip_grad_norm_(others(model.module), 1.0))
     found["step"] = said(optimizer.step)
     return found

@@ -106,6 +106,21 @@ def test_a_step_is_left_out_on_all_ranks_or_none():
         assert theirs[1:] == (factor, steps) and all((theirs[0][name] == values[name]).all() for name in values)
 
 
+def test_beside_other_things():
+    """Against one process with each step's samples."""
+    seen = crews.call(CASES + "besides", 3)
+    assert [failed for _, failed in seen] == ["ZeroDivisionError: "] * 3
+    assert all((values[name] == seen[0][0][name]).all() for values, _ in seen for name in values)
+    model, optimizer = cases.begin()
+    for step in range(4):
+        xs, cts = zip(*(cases.batch(10 * rank + step) for rank in range(3) if step < 2 + rank), strict=True)
+        model.zero_grad()
+        ((model(cases.mt.tensor(np.concatenate(xs))) * np.concatenate(cts)).sum() / (24 * len(xs))).backward()
+        optimizer.step()
+    cases.fit(model, optimizer, [6])
+    close(seen[0][0], model.state_dict())
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_what_is_refused(n):
     """On one rank gradients are whole."""
@@ -115,8 +130,10 @@ def test_what_is_refused(n):
         assert "is a piece, or a part, of a larger one" in found["pieces"]
         assert found["clip the others"] == found["step"] == "nothing"
         if n == 1:
+            assert found["noise"] == "nothing"
             assert found["differ"] == found["AdamW"] == found["SGD made before"] == found["clip"] == "nothing"
             continue
+        assert "GradientNoiseScale: 3 of the parameters are `unsummed`" in found["noise"]
         assert "different models" in found["differ"] and "unsummed=" in found["differ"]
         assert re.search(r"clip_grad_norm_: 3 of these parameters, of shape \(3, 31, 31\) say, are `unsummed`",
                          found["clip"])
