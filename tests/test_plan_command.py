@@ -106,7 +106,8 @@ def test_divisors(n):
 @pytest.mark.parametrize("flags, stages", [
     ("--devices 2 --tp 2", "0"), ("--devices 2 --cp 2", "0123"), ("--devices 2 --dp 2", "0123"),
     ("--devices 2 --cp 2 --shard-over 1", "123"), ("--devices 2 --reduce-bits 8", "123"),
-    ("--devices 2 --stage 2", "2"), ("--devices 2 --param-bits 8", "3"), ("--devices 4 --reshard-after-forward 2", "3")])
+    ("--devices 2 --stage 2", "2"), ("--devices 2 --param-bits 8", "3"),
+    ("--devices 4 --reshard-after-forward 2", "3")])
 def test_the_stages_that_a_mesh_and_messages_allow(capsys, flags, stages):
     held = said(capsys, f"{flags} {MODEL}")[1].split("\n\n")[1].splitlines()[1:]
     assert [line.split("  ")[0] for line in held] == ["0, DDP" if n == "0" else f"ZeRO {n}" for n in stages]
