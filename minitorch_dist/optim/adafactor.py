@@ -175,7 +175,7 @@ class Update:
             rows, columns = (self.state[name].reshape(vector) for name, vector in
                              zip(("row_var", "col_var"), self.matrix.vectors, strict=True))
             mean = xp.maximum(rows.mean(axis=1, keepdims=True, dtype=xp.float64), least).astype(rows.dtype)
-            rows, columns = self.matrix.of_part(rows / mean, columns)
+            rows, columns = self.matrix.of_part("rows", rows / mean), self.matrix.of_part("columns", columns)
         for tile, boxes in self.tiles():
             u = self.optimizer.scratch(self.exact[tile])
             for box in boxes:

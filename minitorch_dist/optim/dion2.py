@@ -8,8 +8,8 @@ A row that is left out loses nothing: its gradients add up until it is among the
 has taken is taken off (error feedback). Of a matrix that is cut over ranks only K comes to the owner and goes back:
 fraction times Muon's bytes, and of its products, which cost rows² · columns, fraction² as many.
 
-Which rows are K all ranks know by their sums of |M|, in whole numbers (means.py): 12 bytes for each row and column, and
-the same choice in any cut. Where a matrix has fewer columns than rows, columns are chosen.
+Which rows are K all ranks know by their means of |M|, from whole numbers (means.py): 12 bytes for each row, and the
+same choice in any cut. Where a matrix has fewer columns than rows, columns are chosen.
 
 Source: Ahn et al. 2025, "Dion2: a simple method to shrink matrix in Muon", with a choice among all rows where theirs is
 among each rank's.
@@ -48,9 +48,10 @@ class Dion2(Muon):
             b = mine["momentum_buffer"]
             b += self.divided(flat.grads[part], b)
             moved.append((Matrix(segment.tensor), b, id(segment.tensor), slot.group))
-        sums = means([matrix for matrix, *_ in moved], lambda k, tile: moved[k][1][tile], 1)
-        chosen = {key: largest_lines(matrix.whole, both, group["fraction"])
-                  for (matrix, _, key, group), both in zip(moved, sums, strict=True)}
+        shorter = ["rows" if rows <= columns else "columns" for _, rows, columns in (m.whole for m, *_ in moved)]
+        sums = means([m for m, *_ in moved], lambda k, tile: moved[k][1][tile], 1, [(side,) for side in shorter])
+        chosen = {key: largest_lines(matrix.whole, side, of_each, group["fraction"])
+                  for (matrix, _, key, group), side, (of_each,) in zip(moved, shorter, sums, strict=True)}
         for *_, piece, o in self.steps(chosen):
             piece.step(o)
         for matrix, b, key, group in moved:
@@ -107,11 +108,10 @@ class Lines(NamedTuple):
         return module_of(like).arange(self.whole[0])[:, None], self.indices
 
 
-def largest_lines(whole, sums, fraction):
-    """The Lines of (n, rows, columns) with the largest of the sums over (rows, columns): of whichever there are fewer.
-    Of equals the first; what is NaN before all, so that a step shows it."""
-    rows = whole[1] <= whole[2]
-    of_each = sums[0 if rows else 1].reshape(whole[0], -1)
+def largest_lines(whole, side, of_each, fraction):
+    """The Lines of (n, rows, columns), rows or columns, with the largest numbers of each. Of equals the first; what is
+    NaN before all, so that a step shows it."""
+    of_each = of_each.reshape(whole[0], whole[1 if side == "rows" else 2])
     count = share(fraction, of_each.shape[1])
     least_first = argsort(-xp.where(xp.isnan(of_each), xp.inf, of_each), axis=1)
-    return Lines(whole, rows, xp.sort(least_first[:, :count], axis=1))
+    return Lines(whole, side == "rows", xp.sort(least_first[:, :count], axis=1))

@@ -10,10 +10,11 @@ each g² becomes one, in units of 2^-bits of the least power of 4 above the row'
 for the column's; each |g| in units of 2^-bits of a power of 2. With bits = 62 - log₂ n the sum of n of them fits into
 64. A mean is off by less than a unit, which is at most 4n/2^bits of it, 1.5·10⁻¹¹ for n = 4,096.
 
-Over ranks that is one all-reduce of the exponents of the largest, 4 bytes per row and column, and one of the sums, 8.
+Over ranks that is one all-reduce of the exponents of the largest, 4 bytes per row, or column, and one of the sums, 8.
 """
 
 import zlib
+from itertools import accumulate, pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from .optimizer import DEVICE_TILE
 
 LEAST = -500        # of exponents: smaller numbers have a square that is 0, or nearly so, in float64
 SPOILT = 1025       # the exponent of inf and NaN, as a float64 has it; no number's
+SIDES = {"rows": -1, "columns": -2}     # a number for each of these: over which axis
 
 
 class Box(NamedTuple):
@@ -67,18 +69,30 @@ class Matrix:
         n, rows, columns = self.whole
         return (n, rows, 1), (n, 1, columns)
 
-    def of_part(self, rows, columns):
-        """What is this part's of (n, rows, 1) and (n, 1, columns)."""
-        return rows[:, self.places[0]], columns[:, :, self.places[1]]
+    def vector(self, side):
+        """The shape of a number per row, or per column."""
+        return self.vectors[0 if side == "rows" else 1]
+
+    def length(self, side):
+        """Of a row, or a column."""
+        return self.whole[SIDES[side]]
+
+    def of_part(self, side, x):
+        """What is this part's of (n, rows, 1), or of (n, 1, columns)."""
+        return x[self.place(side)]
+
+    def place(self, side):
+        """Where this part's lie among all rows, or columns."""
+        return (slice(None), self.places[0]) if side == "rows" else (slice(None), slice(None), self.places[1])
 
     def multiply(self, x, lines):
         """Multiply x, 1-d, the stretch, by a number per row, (n, rows, 1), or per column, (n, 1, columns), in place."""
-        by_row, by_column = lines.shape[1] > 1, lines.shape[2] > 1
-        lines = lines[:, self.places[0]] if by_row else lines[:, :, self.places[1]] if by_column else lines
+        side = "rows" if lines.shape == self.vector("rows") else "columns"
+        lines = self.of_part(side, lines)
         for tile, boxes in self.tiles():
             for box in boxes:
                 part = x[tile][box.elements].reshape(box.shape)
-                part *= lines[box.rows if by_row else box.columns if by_column else box.rows[:1]]
+                part *= lines[getattr(box, side)]
 
     def tiles(self):
         """[(slice of the stretch, [Box])], each tile_of elements."""
@@ -92,20 +106,17 @@ class Matrix:
             yield slice(at, end), boxes
 
 
-class Vectors:
-    """A number per row and one per column of a Matrix, in one array: `all`; `rows` (n, rows, 1) and `columns`
-    (n, 1, columns) are views of it."""
+class Vectors(dict):
+    """{side: numbers per row, (n, rows, 1), or per column, (n, 1, columns), of a Matrix}: views of one array, `all`."""
 
-    def __init__(self, matrix, like, dtype, first=0):
-        rows, columns = matrix.vectors
-        self.all = zeros_like(like, prod(rows) + prod(columns), dtype)
+    def __init__(self, matrix, like, dtype, sides, first=0):
+        shapes = [matrix.vector(side) for side in sides]
+        ends = [0, *accumulate(map(prod, shapes))]
+        self.all = zeros_like(like, ends[-1], dtype)
         if first:
             self.all[...] = first
-        self.rows, self.columns = self.all[:prod(rows)].reshape(rows), self.all[prod(rows):].reshape(columns)
-
-    def place(self, matrix, rows, columns):
-        """Write what is the part's."""
-        self.rows[:, matrix.places[0]], self.columns[:, :, matrix.places[1]] = rows, columns
+        super().__init__((side, self.all[start:stop].reshape(shape)) for side, shape, (start, stop) in
+                         zip(sides, shapes, pairwise(ends), strict=True))
 
 
 def tile_of(array):
@@ -132,54 +143,59 @@ def whole_shape(tensor):
     return tuple(tensor.leaf.part_of) if part_of_matrix(tensor) is not None else part_shape(tensor)
 
 
-def means(matrices, gradient, power):
-    """[(means of |g|^power over rows (n, rows, 1), over columns (n, 1, columns))], float64, by Matrix, on all ranks
+def means(matrices, gradient, power, sides=None):
+    """[[means of |g|^power over rows (n, rows, 1), over columns (n, 1, columns)]], float64, by Matrix, on all ranks
     that have some of it. NaN where a gradient is inf or NaN. Collective where matrices are cut: all ranks give the same
     ones in the same order, else MismatchError on all of them.
 
     gradient  gradient(k, tile) -> elements [tile] of what this rank has of the k-th's, 1-d
     power     1 or 2
+    sides     by matrix, which of SIDES are wanted; None: both
     """
+    sides = [tuple(SIDES)] * len(matrices) if sides is None else sides
     with xp.errstate(invalid="ignore", over="ignore"):
-        exponents = [largest(m, lambda tile, k=k: gradient(k, tile)) for k, m in enumerate(matrices)]
+        exponents = [largest(m, lambda tile, k=k: gradient(k, tile), sides[k]) for k, m in enumerate(matrices)]
         over_ranks(matrices, exponents, "max", "exponents")
         sums = [summed(m, lambda tile, k=k: gradient(k, tile), e, power)
                 for k, (m, e) in enumerate(zip(matrices, exponents, strict=True))]
         over_ranks(matrices, sums, "sum", "sums")
-        return [tuple(xp.where(e == SPOILT, xp.nan, back(s.astype(xp.float64), scale(e, n, power), power) / n)
-                      for e, s, n in ((by.rows, total.rows, m.whole[2]), (by.columns, total.columns, m.whole[1])))
+        return [[mean(total[side], e, m.length(side), power) for side, e in by.items()]
                 for m, by, total in zip(matrices, exponents, sums, strict=True)]
 
 
-def largest(matrix, gradient):
-    """Vectors: e of the row's, and the column's, largest |g| < 2^e, of this rank's; int32."""
-    like, n = gradient(slice(0, 0)), matrix.part
-    rows, columns = zeros_like(like, (n[0], n[1], 1)), zeros_like(like, (n[0], 1, n[2]))
+def largest(matrix, gradient, sides):
+    """Vectors: e of the row's, or the column's, largest |g| < 2^e, of this rank's; int32."""
+    like, (n, rows, columns) = gradient(slice(0, 0)), matrix.part
+    found = {side: zeros_like(like, (n, rows, 1) if side == "rows" else (n, 1, columns)) for side in sides}
     for tile, boxes in matrix.tiles():
         g = xp.absolute(gradient(tile))
         for box in boxes:
             here = g[box.elements].reshape(box.shape)
-            for found, place, axis in (rows, box.rows, -1), (columns, box.columns, -2):
-                xp.maximum(found[place], here.max(axis=axis, keepdims=True), out=found[place])
-    vectors = Vectors(matrix, like, xp.int32, LEAST)
-    vectors.place(matrix, *map(exponent, (rows, columns)))
+            for side, most in found.items():
+                place = getattr(box, side)
+                xp.maximum(most[place], here.max(axis=SIDES[side], keepdims=True), out=most[place])
+    vectors = Vectors(matrix, like, xp.int32, sides, LEAST)
+    for side, most in found.items():
+        vectors[side][matrix.place(side)] = exponent(most)
     return vectors
 
 
 def summed(matrix, gradient, exponents, power):
     """Vectors: Σ |g|^power of this rank's, in the units that the exponents say; int64."""
-    sums, (_, rows, columns) = Vectors(matrix, exponents.all, xp.int64), matrix.whole
-    by_row, by_column = matrix.of_part(scale(exponents.rows, columns, power), scale(exponents.columns, rows, power))
-    of_rows, of_columns = (zeros_like(sums.all, by.shape) for by in (by_row, by_column))
+    sums = Vectors(matrix, exponents.all, xp.int64, tuple(exponents))
+    by = {side: matrix.of_part(side, scale(e, matrix.length(side), power)) for side, e in exponents.items()}
+    found = {side: zeros_like(sums.all, scales.shape) for side, scales in by.items()}
     for tile, boxes in matrix.tiles():
         g = gradient(tile)
         for box in boxes:
             here = g[box.elements].reshape(box.shape)
-            for found, by, place, axis in ((of_rows, by_row, box.rows, -1), (of_columns, by_column, box.columns, -2)):
-                y = here * by[place]
+            for side, total in found.items():
+                place = getattr(box, side)
+                y = here * by[side][place]
                 xp.absolute(y, out=y) if power == 1 else xp.multiply(y, y, out=y)
-                found[place] += y.astype(xp.int64).sum(axis=axis, keepdims=True)
-    sums.place(matrix, of_rows, of_columns)
+                total[place] += y.astype(xp.int64).sum(axis=SIDES[side], keepdims=True)
+    for side, total in found.items():
+        sums[side][matrix.place(side)] = total
     return sums
 
 
@@ -196,9 +212,11 @@ def scale(e, n, power):
     return ((bits + 1023 - e.astype(xp.int64)) * 2 ** 52).view(xp.float64)
 
 
-def back(sums, scale, power):
-    """What they are sums of, in units of 1. Twice divided, for the square of a scale can be inf."""
-    return sums / scale if power == 1 else sums / scale / scale
+def mean(sums, e, n, power):
+    """Of n numbers, in units of 1; float64. Twice divided, for the square of a scale can be inf."""
+    by = scale(e, n, power)
+    total = sums.astype(xp.float64) / by
+    return xp.where(e == SPOILT, xp.nan, (total if power == 1 else total / by) / n)
 
 
 def over_ranks(matrices, vectors, op, what):

@@ -6,7 +6,7 @@
     p -= lr · 0.2 Ô / RMS(Ô)
 
 v is a number per neuron, an output of the layer: of a row, or of a stack's columns. It is nearly all that this adds to
-Muon, in memory, and on the wire 12 bytes for each row and column: the means are of whole matrices (means.py), the same
+Muon, in memory, and on the wire 12 bytes for each of them: the means are of whole matrices (means.py), the same
 in any cut, also in one through the rows. Every rank that has a piece of a matrix, or a part, has all of v.
 
 Source: Li et al. 2025, "NorMuon: making Muon more efficient and scalable", algorithm 1.
@@ -43,9 +43,9 @@ class NorMuon(Muon):
 
     def update_all(self):
         found = [(Matrix(tensor), state["neuron_var"], piece, o) for tensor, state, piece, o in self.steps()]
-        squares = means([matrix for matrix, *_ in found], lambda k, tile: found[k][-1][tile], 2)
-        for (matrix, v, piece, o), (of_rows, of_columns) in zip(found, squares, strict=True):
-            mean = of_rows if len(piece.shape) == 2 else of_columns
+        neurons = [("rows" if len(piece.shape) == 2 else "columns",) for *_, piece, _ in found]
+        squares = means([matrix for matrix, *_ in found], lambda k, tile: found[k][-1][tile], 2, neurons)
+        for (matrix, v, piece, o), (mean,) in zip(found, squares, strict=True):
             v = v.reshape(mean.shape)
             lerp(v, mean.astype(v.dtype), 1 - piece.group["beta2"])
             matrix.multiply(o, balanced(mean, v).astype(o.dtype))

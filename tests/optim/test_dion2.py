@@ -113,19 +113,15 @@ def test_a_line_that_waits_loses_nothing():
         np.testing.assert_allclose(m[line], (29 - last) * g[line], atol=1e-12)
 
 
-def lines(sums, shape, fraction):
-    return largest_lines(shape, tuple(np.asarray(s, float) for s in sums), fraction)
-
-
 def test_the_largest_lines():
-    found = lines([[[[3], [1], [3], [2]]], np.zeros((1, 1, 5))], (1, 4, 5), 0.5)
+    found = largest_lines((1, 4, 5), "rows", np.array([[[3], [1], [3], [2]]], float), 0.5)
     assert found.rows and found.indices.tolist() == [[0, 2]] and found.shape == (1, 2, 5)
-    found = lines([np.zeros((2, 5, 1)), [[[0, np.nan, 7]], [[1, 1, 1]]]], (2, 5, 3), 0.34)
+    found = largest_lines((2, 5, 3), "columns", np.array([[[0, np.nan, 7]], [[1, 1, 1]]]), 0.34)
     assert not found.rows and found.indices.tolist() == [[1, 2], [0, 1]] and found.shape == (2, 2, 5)
     for fraction, count in ((1e-9, 1), (0.28, 7), (0.2801, 8), (1, 25)):       # 0.28 · 25 is 7.000000000000001
-        sums = np.random.default_rng(0).random((1, 25, 1)), np.zeros((1, 1, 31))
-        found = lines(sums, (1, 25, 31), fraction).indices[0]
-        assert found.tolist() == sorted(np.argsort(-sums[0].ravel())[:count].tolist())
+        sums = np.random.default_rng(0).random((1, 25, 1))
+        found = largest_lines((1, 25, 31), "rows", sums, fraction).indices[0]
+        assert found.tolist() == sorted(np.argsort(-sums.ravel())[:count].tolist())
 
 
 @pytest.mark.parametrize("rows", [True, False])
