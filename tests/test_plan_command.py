@@ -113,6 +113,44 @@ def test_the_stages_that_a_mesh_and_messages_allow(capsys, flags, stages):
     assert [line.split("  ")[0] for line in held] == ["0, DDP" if n == "0" else f"ZeRO {n}" for n in stages]
 
 
+def test_operations_of_a_step_are_those_of_all_ranks(capsys):
+    """In a pipeline as without one; by the rule of thumb of the parameters that a token meets."""
+    plain, parted = (said(capsys, f"--devices 4 --batch 16 --untied {flags} {MODEL}")[1].split("FLOPs")[0].split()[-1]
+                     for flags in ("--stage 0", "--pp 2 --stage 0"))
+    assert plain == parted
+    active = GPT(3, 36, 6, 50, 16, experts=6).active
+    assert f"(6·N·D: {6 * active * 2 * 16:.4g})" in said(capsys, "--devices 2 " + EXPERTS)[1]
+
+
+@pytest.mark.parametrize("flags, unit, held, room", [
+    ("--parameters 62.5e6", "GB", "1.00", "80"), ("--parameters 62e6", "MB", "992.00", "80,000"),
+    ("--parameters 1e11", "GB", "1,600.00", "80"), ("--parameters 1e11 --memory 2e12", "TB", "1.60", "2")])
+def test_units_are_no_larger_than_what_is_held_and_what_a_device_has(capsys, flags, unit, held, room):
+    head, row = said(capsys, f"--devices 1 {flags}")[1].split("\n\n")[1].splitlines()
+    assert head.startswith(f"{unit} held") and head.endswith(f"of {room}") and held in row.split()
+
+
+def test_speeds_that_are_given_are_the_devices(capsys):
+    """FLOP/s of any precision, of 6 · 1e9 · 2,048 FLOPs; links within a machine and between them, of 2 · (1 − 1/n) of
+    the gradients' bytes; to the host, of what crosses on the rank that has most."""
+    for precision, size in (("mixed", 2), ("float32", 4)):
+        for n in (2, 16):
+            row = said(capsys, f"--devices {n} --parameters 1e9 --precision {precision} --flops 1e12 --bandwidth 1e8 "
+                               "--stage 0")[1].split("\n\n")[2].splitlines()[1].split()
+            assert float(row[-4]) == pytest.approx(6 * 2048e9 / 1e12, rel=0.01)
+            assert float(row[-3]) == pytest.approx(2 * (n - 1) / n * size * 1e9 / 1e8, rel=0.01)
+    line = MODEL.replace("3", "5", 1) + " --untied --devices 2 --pp 2 --offload-optimizer --host-bandwidth 1e6"
+    row = said(capsys, line)[1].split("\n\n")[2].splitlines()[1].split()
+    blocks = 3 * (12 * 36 ** 2 + 13 * 36)       # of five, and as much as the output layer has, of 6 bytes each
+    assert row[-1] == "host" and blocks < float(row[3]) * 1e3 / 6 < 1.1 * blocks
+
+
+def test_what_is_counted_of_another_precision_is_said(capsys):
+    for precision, told in (("mixed", True), ("float32", False)):
+        assert ("itself trains several ranks in float32" in said(
+            capsys, f"--devices 1 --precision {precision} {MODEL}")[1]) == told
+
+
 def test_all_meshes_of_new_axes(capsys):
     """At most as many ranks along cp and ep as were asked for."""
     for most, model in (("cp", SMALL), ("ep", replace(SMALL, experts=4))):
@@ -261,6 +299,7 @@ MISTAKES = {
     "--devices 2 --parameters nan": "--parameters nan: must be a positive number",
     "--devices 2 --parameters 1e9 --tp 2": "give --layers, --width and --heads",
     "--devices 2 --flops -1 " + MODEL: "--flops -1.0",
+    "--devices 2 --flops inf " + MODEL: "--flops inf: must be a positive number",
     "--devices 2 --precision float8 " + MODEL: "take one of mixed, float32",
     "--devices 2 --sequence-length 17 " + MODEL: "raise --context",
     "--devices 2 --sequence-length 0 " + MODEL: "time is 0",
