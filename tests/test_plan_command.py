@@ -332,8 +332,8 @@ MISTAKES = {
     "--devices 4 --cp 2 --tp 2 --sequence-length 10 --sequence-parallel " + MODEL:
         "2·cp doesn't divide 10 tokens: --sequence-length 12",
     "--devices 2 --tp 2 --sequence-length 1 --sequence-parallel " + MODEL.replace("16", "1"): "a rank has: lower --tp",
-    "--devices 12 --cp 4 --tp 3 --sequence-length 14 --sequence-parallel " + MODEL.replace("16", "30"):
-        "2·cp doesn't divide 14 tokens: --sequence-length 24",      # which 8 and 12 divide
+    "--devices 12 --cp 4 --tp 3 --sequence-length 10 --sequence-parallel " + MODEL.replace("16", "30"):
+        "2·cp doesn't divide 10 tokens: --sequence-length 24",      # which 8 and 12 divide
     "--devices 2 --cp 0 " + MODEL: "--cp 0: must be at least 1",
     "--devices 2 --cp 2 --parameters 1e9": "give --layers, --width and --heads",
     "--devices 4 --ep 4 " + EXPERTS: "ep=4 ranks can't share 6 experts",
