@@ -212,6 +212,17 @@ def written(job, sequences, count):
             all(np.count_nonzero(a, (0, 1, 3)).all() for a in kept.values()))
 
 
+def remembered(job, sequences, count):
+    """Bytes that this rank of a tensor-parallel model keeps of so many tokens that were read one after another."""
+    sizes = GPT(**job["model"])
+    module = gpt(sizes).eval()
+    tp.parallelize_module(module, comm.world(), tp.plan_of(module))
+    cache, read = KeyValueCache(module, count), tokens(sizes, sequences, count)[0]
+    for i in range(count):
+        cache.read(read[:, i:i + 1])
+    return cache.nbytes
+
+
 def needed(job, count):
     """Bytes that one process's model needs to tell what comes behind so many tokens: (of weights, of what has been kept
     before the last token), of rows of parameters and places of the cache that make a difference. (NaN; of a router it

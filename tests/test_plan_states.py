@@ -162,6 +162,13 @@ def test_states_are_kept_beside_keys(family, window, tokens):
         assert it.per_token == 0 and it.cache == 6 * it.states
 
 
+@pytest.mark.parametrize("window", [L, (D, None)])
+def test_each_rank_of_tensor_parallelism_keeps_its_heads_states(window):
+    job = job_of({"tp": 2, "model": {"window": window}})
+    it, alone = Generation(job, V100, 6, 5), Generation(replace(job, tp=1), V100, 6, 5)
+    assert crews.call(CASES + "remembered", 2, (asdict(job), 6, 5)) == [it.cache] * 2 and 2 * it.states == alone.states
+
+
 def test_a_longer_text_costs_a_hybrid_little():
     """Qwen3 8B's sizes: with three such blocks for each with keys a quarter of the keys, and states of 18.9 MB."""
     sizes = GPT(36, 4096, 32, 151936, 32768, tied=False, kv_heads=8, hidden=12288, family="llama", dropout=False)
