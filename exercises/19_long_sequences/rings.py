@@ -3,6 +3,7 @@
 import numpy as np
 
 from exercises.frame import demand, gives, when
+from exercises.frame.comparing import same
 from exercises.frame.messages import RECEIVES, SENDS
 
 from . import softmaxes
@@ -271,6 +272,15 @@ def notes(got):
     return [note for rank in got for note in rank["touched"]]
 
 
+def last_alone(case, got):
+    """Of several forwards under way all outs are right, and the gradients of the last one."""
+    last = len(case[0]["passes"]) - 1
+    return last > 0 and all(
+        same(x, y, 1e-9) for rank, right in zip(got, truth(case), strict=True)
+        for x, y in [*zip(rank["outs"], right["outs"], strict=True),
+                     *((rank[name][last], right[name][last]) for name in NAMES if name != "outs")])
+
+
 SIGNATURES = [
     when(lambda case, got: min(notes(got)), lambda case, got: notes(got)),
     # Those that leave outs right come first: they explain nothing else by chance.
@@ -283,6 +293,8 @@ SIGNATURES = [
             "in any order, so it takes the smallest and the greatest", lambda case, ways=ways:
             world(case, **{way: by_ends(case[0]["at"]) if way in ways else ring for way in ("forward", "back")}))
       for where, ways in (("", ("forward", "back")), ("", ("forward",)), ("in backward: ", ("back",)))],
+    when("of several forwards under way the last one's gradients are right, the others' aren't: something that "
+         "backward takes is the last one's. All of it belongs into `kept`, and nothing into self", last_alone),
 ]
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 MODEL = {"vocabulary": 11, "layers": 2, "heads": 2, "dim": 8}
-PART, BATCH, STEPS, RATE = 4, 2, 4, 0.5
+PART, BATCH, STEPS, RATE = 4, 4, 10, 0.5
 
 
 def draw(rng, ranks):
@@ -15,7 +15,7 @@ def draw(rng, ranks):
         tokens[..., at] = np.where(follows[..., at], next_one[tokens[..., at - 1]], tokens[..., at])
     case = {"what": "training", "tokens": tokens, "rate": RATE, "model": MODEL | {"length": length}}
     shapes = [p.shape for p in network(case["model"]).parameters()]
-    return case | {"parameters": [0.4 * rng.standard_normal(shape) for shape in shapes]}
+    return case | {"parameters": [0.3 * rng.standard_normal(shape) for shape in shapes]}
 
 
 def network(model):

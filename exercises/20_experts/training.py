@@ -4,7 +4,7 @@ import numpy as np
 
 MODEL = {"vocabulary": 11, "length": 6, "layers": 1, "heads": 2, "dim": 8}
 EXPERTS, K, FACTOR, WEIGHT = 4, 2, 1.25, 0.05
-RANKS, EP, BATCH, STEPS, RATE = 4, 2, 8, 20, 0.5
+RANKS, EP, BATCH, STEPS, RATE = 4, 2, 8, 12, 1.0
 
 
 def draw(rng):
