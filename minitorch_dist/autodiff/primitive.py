@@ -26,7 +26,7 @@ import threading
 from contextlib import contextmanager
 
 from .. import kernels
-from ..backend import check_devices, in_float32, is_half, xp
+from ..backend import check_devices, in_float32, is_floating, is_half, is_short, xp
 from .traced import TRACED, Traced, lower  # noqa: F401
 
 OPS = {}      # name -> Primitive: every op there is
@@ -183,7 +183,8 @@ class Primitive:
 
     A primitive has either rules or, if it is fused, a pullback; without a definition that cannot be
     differentiated twice, and says so. An input of a fused op may be left out by giving None.
-    On the host, forward and pullback of a fused op get floats of 16 bits as float32, and their results are rounded.
+    On the host, forward and pullback of a fused op get floats of 16 bits as float32, and their results are rounded;
+    so does its definition, on any device, as the squares within it would be too large.
     """
 
     __slots__ = ("name", "forward", "inputs", "rules", "needs", "pulls", "fresh", "aux", "multi",
@@ -195,7 +196,7 @@ class Primitive:
         self.name, self.inputs, self.own_sums = name, tuple(inputs.split()), own_sums
         self.forward = self._bind_forward(forward) if pullback else forward
         self.aux, self.multi, self.broadcasts = aux, multi, broadcasts
-        self.definition = definition
+        self.definition = definition if definition is None or own_sums else rounded_once(definition, len(self.inputs))
         # Where each name stands in a node's list of saved values.
         self.layout = ("ans", *self.inputs, *params.split()) + (("aux",) if aux else ())
         if unknown := set(rules) - set(self.inputs):
@@ -281,6 +282,23 @@ class Primitive:
 
     def __repr__(self):
         return f"<Primitive {self.name}>"
+
+
+def rounded_once(definition, count):
+    """A fused op's definition, of `count` inputs, which computes floats of 16 bits as in_float32 does."""
+    def cast(x, dtype):
+        return bind(OPS["astype"], (x,), (x.dtype, xp.dtype(dtype)))
+
+    def widened(*args):
+        floats = {a.dtype for a in args[:count] if hasattr(a, "dtype") and is_floating(a.dtype)}
+        if not any(map(is_short, floats)):
+            return definition(*args)
+        out = definition(*[cast(a, xp.float32) if hasattr(a, "dtype") and is_short(a.dtype) else a
+                           for a in args[:count]], *args[count:])
+        if len(floats) > 1:
+            return out
+        return tuple(cast(part, *floats) for part in out) if isinstance(out, tuple) else cast(out, *floats)
+    return widened
 
 
 class Variadic:

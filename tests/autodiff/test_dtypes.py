@@ -102,6 +102,28 @@ def test_fused_ops_take_whole_numbers_as_float64(dtype):
     assert nn.mse_loss(mt.tensor([1.0]), mt.tensor(np.array([3], np.uint8))).dtype == np.float32
 
 
+@pytest.mark.parametrize("dtype, tolerance", [(np.float16, 2e-3), (mt.bfloat16, 2e-2)], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("shift", [0, 1], ids=["rms_norm", "layer_norm"])
+def test_definitions_of_16_bits_are_computed_in_float32(shift, dtype, tolerance):
+    """Squares beyond float16's numbers, and a variance of 0, of which the slope has 1e-5 to the power -1.5: in forward
+    mode, and where backward is differentiated. Expected by central differences in float64."""
+    x, v = np.array([[300, 400, 304], [2, 2, 2], [1, -2, 4]]), np.array([[64, -32, 16], [1, 2, -2], [1, 3, 0.5]])
+    norm = (lambda x: mt.layer_norm(x, 3)) if shift else (lambda x: mt.rms_norm(x, 3, eps=1e-5))
+
+    def exact(x):
+        x = x - shift * x.mean(1, keepdims=True)
+        return x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-5)
+    value, slope = mt.jvp(norm, (x.astype(dtype),), (v.astype(dtype),))
+    _, twice = mt.jvp(lambda x: mt.vjp(norm, x)[1](v.astype(dtype))[0], (x.astype(dtype),), (v.astype(dtype),))
+    h = 1e-5
+    wanted = (exact(x + h * v) - exact(x - h * v)) / (2 * h)
+    assert value.dtype == slope.dtype == twice.dtype == dtype
+    for got, expected in ((value, exact(x)), (slope, wanted)):
+        scale = np.abs(expected).max(1, keepdims=True) + 1e-3
+        np.testing.assert_allclose(got.astype(np.float64) / scale, expected / scale, atol=tolerance)
+    assert np.isfinite(twice.astype(np.float64)).all()
+
+
 def test_kinks():
     zero = np.zeros(1)
     for f in (mt.relu, mt.absolute, mt.floor, mt.sign):
