@@ -13,7 +13,7 @@ import numpy as np  # noqa: E402
 BLOCKS = 2
 WIDTHS = (256, 512)
 SHAPES = ((3, 1), (1, 1), (4, 1), (1, 4))       # of a block's matrices, in widths
-# Of our Muon's time; of torch's, whose products are in bfloat16, for which processors may have instructions twice as fast.
+# Of our Muon's time; of torch's, whose products are in bfloat16: some processors make these twice as fast.
 AIMS = {"NorMuon": 1.2, "Dion2": 0.25, "Dion": 0.5, "torch": 2.0}
 ROUNDS = 7
 
@@ -93,8 +93,8 @@ def main():
                    ratio <= AIMS[name])
     if "Muon, torch" in ways:
         ratio = took["Muon"] / took["Muon, torch"]
-        report.aim(f"width {WIDTHS[-1]}: Muon in float32, of the time of torch's in bfloat16", f"≤ {AIMS['torch']:.2f}", f"{ratio:.2f}",
-                   ratio <= AIMS["torch"])
+        report.aim(f"width {WIDTHS[-1]}: Muon in float32, of the time of torch's in bfloat16",
+                   f"≤ {AIMS['torch']:.2f}", f"{ratio:.2f}", ratio <= AIMS["torch"])
     report.save()
 
 
