@@ -285,7 +285,7 @@ def scores():
 
 def narrow():
     """Products whose parts are summed, as float64, and NumPy's: of bools, of integers that wrap, of float16 with the
-    gradient of a weight, which is a sum as well."""
+    gradient of a weight, which is a sum as well; and rows of bools, of which each rank has some."""
     mesh, x, w = comm.DeviceMesh(tp=-1), values((4, 6), 1), values((6, 3), 2)
     found = []
     for p, q in ((x > 0, w < 9), ((x * 60).astype(np.int8), (w * 60).astype(np.int8))):
@@ -295,6 +295,7 @@ def narrow():
     weight = mt.tensor(q, requires_grad=True)
     mt.sum(a.split(p, 0, mesh["tp"]) @ weight).backward()
     found.append((weight.grad.numpy(), p.T @ np.ones((4, 3), np.float16)))
+    found.append((mt.take(a.split(x > 0, 0, mesh["tp"]), np.array([3, 0, -4, 2]), 0).numpy(), (x > 0)[[3, 0, 0, 2]]))
     return found
 
 

@@ -262,8 +262,10 @@ def test_the_greatest_scores_of_parts_send_one_number_per_head():
 
 
 def test_sums_of_parts_are_what_their_narrow_dtypes_make_of_the_whole():
-    for bools, integers, product, gradient in crews.call(CASES + "narrow", 2):
+    for bools, integers, product, gradient, rows in crews.call(CASES + "narrow", 2):
         np.testing.assert_array_equal(*bools)
+        np.testing.assert_array_equal(*rows)
+        assert rows[0].dtype == bool
         np.testing.assert_array_equal(*integers)
         for got, expected in product, gradient:
             assert got.dtype == np.float16

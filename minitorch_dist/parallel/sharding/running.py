@@ -198,7 +198,7 @@ def rows(x, index, decision):
         first += hi - lo
     y = ops.getitem(x, (*index[:at], place, *index[at + 1:]))
     here = here.reshape(here.shape + (1,) * (len(y.shape) - here.ndim - at))
-    return ops.where(here, y, 0.0 if is_floating(y.dtype) else 0)
+    return ops.where(here, y, 0.0 if is_floating(y.dtype) else y.dtype.type(0))      # (bools beside 0 are no bools)
 
 
 # ---------------------------------------------------------------- fused ops whose parts need each other
