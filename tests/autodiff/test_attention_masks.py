@@ -209,3 +209,12 @@ def test_none_of_some(causal, rows):
     q, k = np.ones((2, 2, rows, 3)), np.ones((2, 2, 3 - rows, 3))
     y = mt.scaled_dot_product_attention(q, k, k, np.zeros((rows, 3 - rows)), is_causal=causal)
     assert y.shape == (2, 2, rows, 3) and not y.any()
+
+
+@pytest.mark.parametrize("options", [{"attn_mask": np.zeros((3, 3))}, {"sinks": np.ones(2)}], ids=list)
+def test_bare_arrays_of_bfloat16_stay_such(options):
+    q, k, v = (np.random.default_rng(i).standard_normal((1, 2, 3, 4)).astype(mt.bfloat16) for i in range(3))
+    bare = mt.scaled_dot_product_attention(q, k, v, **options)
+    exact = mt.scaled_dot_product_attention(*(x.astype(np.float64) for x in (q, k, v)), **options)
+    assert bare.dtype == mt.bfloat16
+    np.testing.assert_allclose(bare.astype(np.float64), exact, atol=0.05)

@@ -26,7 +26,7 @@ import operator
 from ... import backend
 from ...backend import check_devices, finfo, is_floating, module_of, number, result_type, whole, xp
 from ..primitive import TRACED, Primitive, bind, lower
-from .elementwise import astype, floats, greater, where
+from .elementwise import astype, floats, greater, mul, where
 from .fused import softmax
 from .indexing import numbers_in
 from .linalg import matmul
@@ -112,7 +112,7 @@ def _definition(q, k, v, mask, documents, band, scale, bias=None, dropped=None, 
     groups = k.shape[1]
     share = (batch, groups, heads // groups)
     k, v = (reshape(x, (batch, groups, 1, *x.shape[2:])) for x in (k, v))
-    scores = matmul(reshape(q, (*share, times, size)), swap_last(k)) * scale
+    scores = mul(matmul(reshape(q, (*share, times, size)), swap_last(k)), scale)     # (NumPy's * has no bfloat16)
     scores = reshape(scores, (batch, heads, *scores.shape[3:]))
     if bias is not None:
         scores = scores + bias
