@@ -64,6 +64,16 @@ def test_the_rate_rises_as_asked_or_over_half_of_the_steps_at_most():
         program.warmup(40, 100, 40)
 
 
+def test_how_many_deviations_are_a_spike(capsys):
+    parser = parser_with()
+    parser.add_spikes()
+    assert [parser.parse_args(words.split()).skip_spikes for words in ("", "--skip-spikes", "--skip-spikes 2.5")] == \
+        [None, 6.0, 2.5]
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--skip-spikes", "0"])
+    assert "--skip-spikes 0.0: must be more than 0, and finite" in capsys.readouterr().err
+
+
 # ---------------------------------------------------------------- runs that go on
 
 @pytest.mark.parametrize("supervised, words, resume", [
