@@ -165,9 +165,18 @@ def test_a_trace_is_closed_once_behind_its_steps(tmp_path, capsys):
             tracer.at(step)
             assert (tracer.open is not None) == (step in (1, 2))
             (x * x).backward()
-    assert capsys.readouterr().out.count("recorded what each rank did: ") == 1
+    out = capsys.readouterr().out
+    assert out.count("recorded what each rank did: ") == 1 and "nothing recorded" not in out
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert sum(event["ph"] == "X" for event in events) == 2
+
+
+def test_an_error_in_mid_trace_is_the_errors_own(tmp_path, capsys):
+    """Nothing is gathered of ranks that may never come, and no file is written."""
+    with pytest.raises(ZeroDivisionError), program.Tracer(comm.world_of_one(), tmp_path, range(1, 3)) as tracer:
+        tracer.at(1)
+        _ = 1 // 0
+    assert not list(tmp_path.iterdir()) and capsys.readouterr().out == ""
 
 
 def test_the_last_line_of_a_program():
