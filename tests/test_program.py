@@ -74,6 +74,14 @@ def test_how_many_deviations_are_a_spike(capsys):
     assert "--skip-spikes 0.0: must be more than 0, and finite" in capsys.readouterr().err
 
 
+def test_what_has_no_name_stays_in_the_usage():
+    """However many options there are."""
+    parser = parser_with(*(f"option-{i}" for i in range(15)))
+    parser.add_argument("what")
+    parser.parse_args(["it"])
+    assert parser.format_usage().split()[-1] == "what"
+
+
 # ---------------------------------------------------------------- runs that go on
 
 @pytest.mark.parametrize("supervised, words, resume", [
