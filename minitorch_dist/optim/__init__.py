@@ -12,6 +12,7 @@ from .lion import Lion
 from .muon import Muon
 from .normuon import NorMuon
 from .optimizer import Optimizer
+from .polar_express import polar_express
 from .scaler import GradScaler
 from .schedule import SCHEDULES, LambdaLR, constant, cosine, linear, warmup_stable_decay
 from .schedule_free import AdamWScheduleFree
@@ -22,4 +23,4 @@ from .trust_ratio import LAMB, LARS
 __getattr__ = of_module(__name__)
 __all__ = ["LAMB", "LARS", "SCHEDULES", "SGD", "Adafactor", "Adagrad", "Adam", "AdamW", "AdamWScheduleFree", "Combined",
            "Dion", "Dion2", "GradScaler", "LambdaLR", "Lion", "Muon", "NorMuon", "Optimizer", "SpikeGuard",
-           "clip_grad_norm_", "constant", "cosine", "linear", "warmup_stable_decay"]
+           "clip_grad_norm_", "constant", "cosine", "linear", "polar_express", "warmup_stable_decay"]

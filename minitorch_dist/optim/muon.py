@@ -48,7 +48,8 @@ class Muon(Optimizer):
                   others. Meant for hidden layers: give embeddings, the output layer, biases and norms to AdamW
     weight_decay  decoupled: p shrinks by lr · weight_decay before the step
     nesterov      False: u = b
-    ns_coefficients, ns_steps, eps   of orthogonalized; eps is for this b: torch's is (1 - momentum) times it
+    ns_coefficients, ns_steps, eps   of orthogonalized; eps is for this b: torch's is (1 - momentum) times it. Three
+                  numbers, or three for each step, as polar_express() gives
     adjust_lr_fn  what lr is multiplied by: None or "original", √max(1, out/in); "match_rms_adamw", 0.2·√max(out, in),
                   with which steps are as long as AdamW's usually are, and its lr and weight decay fit
 
@@ -62,7 +63,8 @@ class Muon(Optimizer):
     state_names = ("momentum_buffer",)
     elementwise = False
     rules = {"lr": AT_LEAST_0, "weight_decay": AT_LEAST_0, "momentum": AT_LEAST_0, "eps": MORE_THAN_0,
-             "ns_coefficients": (lambda values, group: len(values) == 3, "three numbers"),
+             "ns_coefficients": (lambda values, group: all(len(each) == 3 for each in triples(values)),
+                                 "three numbers, or three for each step"),
              "ns_steps": (lambda n, group: is_whole(n) and 1 <= n < 100, "a whole number from 1 to 99"),
              "adjust_lr_fn": (lambda name, group: name in (None, *ADJUST), f"None, {' or '.join(ADJUST)}")}
     state_bits = (32,)      # in a step each direction has the same length, that of rounding too
@@ -181,16 +183,23 @@ def orthogonalized(u, coefficients=COEFFICIENTS, steps=5, eps=1e-7):
     """About U Vᵀ of u = U S Vᵀ: (…, rows, columns), floating, at least 32 bits -> the same. With the defaults singular
     values from 0.003 of u's norm come out between 0.68 and 1.21, smaller ones as at most 485 times their share of it.
 
-    eps  the least norm that u is divided by: zeros stay zeros
+    coefficients  (a, b, c), or one such for each step, the last one for all that follow
+    eps           the least norm that u is divided by: zeros stay zeros
     """
-    a, b, c = coefficients
+    each = triples(coefficients)
     arrays, wide = module_of(u), u.shape[-2] <= u.shape[-1]     # of X Xᵀ and XᵀX the smaller
     x = u if wide else u.swapaxes(-1, -2)
     x = x / arrays.maximum(arrays.sqrt((x * x).sum(axis=(-1, -2), keepdims=True)), eps)
-    for _ in range(steps):
+    for k in range(steps):
+        a, b, c = each[min(k, len(each) - 1)]
         square = x @ x.swapaxes(-1, -2)
         x = a * x + (b * square + c * (square @ square)) @ x
     return arrays.ascontiguousarray(x if wide else x.swapaxes(-1, -2))
+
+
+def triples(coefficients):
+    """[(a, b, c)], by step, of one or of several."""
+    return list(coefficients) if len(coefficients) and isinstance(coefficients[0], tuple) else [coefficients]
 
 
 # ---------------------------------------------------------------- matrices that are cut over ranks
