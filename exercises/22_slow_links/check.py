@@ -4,7 +4,7 @@ import numpy as np
 
 from exercises.frame import Check, demand
 
-from . import drawing, mispricings, prices, signs, thins, training, workers
+from . import drawing, mispricings, missteps, prices, signs, thins, training, unsummed, workers
 
 
 def trained(case):
@@ -117,3 +117,34 @@ class Worth(Check):
 
     def picture(self, runs, path):
         return drawing.prices(*runs[1][-1], path)
+
+
+# ---------------------------------------------------------------- 22.5
+
+def from_dion(case, got):
+    """How far the ranks' losses are from the library's, of one process."""
+    library = training.of_dion(case[0], compress=False)
+    return max(np.abs(np.subtract(rank["losses"], library)).max() for rank in got)
+
+
+class Dion(Check):
+    exercise = "22.5"
+    same_bits = ("p", "q")
+    signatures = missteps.SIGNATURES
+    demands = [
+        *missteps.DEMANDS, FAILED,
+        demand(lambda case, got: "all right by itself, but a GPT trained with it leaves the curve of the library's "
+               f"Dion, by {from_dion(case, got):.1g}",
+               in_training(lambda case, got: from_dion(case, got) < 1e-9))]
+
+    def cases(self, rng, ranks):
+        return [*unsummed.cases(rng, ranks), *([training.unsummed(rng)] * n for n in [ranks] if n == training.RANKS)]
+
+    def truth(self, case):
+        return unsummed.truth(case)
+
+    def picture(self, runs, path):
+        case, got = runs[training.RANKS][-1]
+        return drawing.without_sums(case[0], got[0], training.of_dion(case[0], compress=False),
+                                    training.of_dion(case[0], compress=True),
+                                    training.full(case, training.moved(case[0])), path)

@@ -67,6 +67,27 @@ def apart(case, got, library, together, full, path):
     return f"{told}. Over the same workers with the library's optimizers, one after the other: max |Δ| = {far:.1e}"
 
 
+def without_sums(case, got, library, compress, full, path):
+    """22.5's run, over steps and over bytes. library: the losses of one process with the library's Dion; compress:
+    those with what PowerSGD makes of the gradients; full: bytes per step, were gradients summed."""
+    figure, axes = canvas(1, 2, size=(8.6, 4.2), sharey=True)
+    steps = np.arange(1, len(library) + 1)
+    axes[0].plot(steps, compress, color=COLORS[5], lw=1.6, ls="--", label="PowerSGD's sum, then Dion")
+    axes[0].plot(steps, library, color=COLORS[2], lw=6, alpha=0.5, label="the library's Dion, in one process")
+    axes[0].plot(steps, got["losses"], color=COLORS[0], lw=1.8, label="yours, on several")
+    axes[1].plot(steps * full / 1000, library, color=COLORS[2], lw=3, alpha=0.5, label="gradients summed")
+    axes[1].plot(steps * got["bytes"] / 1000, got["losses"], color=COLORS[0], lw=1.8, label="yours")
+    axes[0].set(xlabel="step", ylabel="loss")
+    axes[1].set(xlabel="kilobytes sent by a rank for these matrices", xscale="log")
+    for panel in axes:
+        panel.legend(frameon=False)
+    save(figure, path)
+    far, lost = (np.abs(np.subtract(losses, library)).max() for losses in (got["losses"], compress))
+    return ("a GPT whose matrices are moved by your Dion, by momenta that nobody has added up: one curve with the "
+            f"library's in one process, max |Δ| = {far:.1e}; if PowerSGD sums what Dion gets, {lost:.2f}. "
+            f"{got['bytes']:,.0f} bytes per step and rank, summed gradients would be {full:,.0f}")
+
+
 def prices(case, got, path):
     """22.4: seconds per step over the bandwidth, and who is fastest."""
     lines, bandwidths = got["lines"], case["bandwidths"]

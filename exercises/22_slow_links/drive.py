@@ -265,3 +265,83 @@ def lines(file, inputs, job):
                 f"DiLoCo, H={inputs['every']}": file.diloco(job, link, inputs["every"])}.items():
             found.setdefault(way, []).append(float(seconds))
     return {"lines": found}
+
+
+# ---------------------------------------------------------------- 22.5
+
+def dion_step(learner, inputs, run):
+    """Steps of several matrices by turns, or a training run. p: after every step; q: of every step, looked at after
+    all; momentum: the sum of the ranks' parts after every step; wrong: what has happened beside it."""
+    if inputs["what"] == "training":
+        return train_unsummed(learner, inputs, run)
+    found = {"p": [[] for _ in inputs["p"]], "q": [[] for _ in inputs["p"]]}
+    parts, wrong = [[] for _ in inputs["p"]], []
+    now = [{name: inputs[name][k].copy() for name in ("p", "momentum", "q")} for k in range(len(inputs["p"]))]
+    for step in range(max(map(len, inputs["grads"]))):
+        for k, (mine, grads) in enumerate(zip(now, inputs["grads"], strict=True)):
+            if step >= len(grads):
+                continue
+            grad, before = grads[step].copy(), mine["q"].copy()
+            settings = {name: inputs[name][k] for name in ("lr", "mu", "eps")}
+            q = learner(run.comm, mine["p"], mine["momentum"], grad, mine["q"], **settings)
+            if not isinstance(q, np.ndarray) or q.shape != before.shape:
+                given = f"an array of shape {list(q.shape)}" if isinstance(q, np.ndarray) else type(q).__name__
+                raise ValueError(f"dion_step gives {given}, not the new Q, of shape {list(before.shape)}")
+            wrong += ["grad"] * (not np.array_equal(grad, grads[step]))
+            wrong += ["q"] * (not np.array_equal(mine["q"], before, equal_nan=True))
+            found["p"][k].append(mine["p"].copy())
+            parts[k].append(mine["momentum"].copy())
+            found["q"][k].append(q)
+            mine["q"] = q.copy()
+    with unrecorded(run.comm):
+        for part in (part for of in parts for part in of):
+            run.comm.all_reduce(part, what="has returned already: momenta are added up, to be compared")
+    return found | {"q": [[turned(q) for q in of] for of in found["q"]], "momentum": parts, "wrong": wrong}
+
+
+def turned(q):
+    """With the largest number of each column above 0: a column of P, and with it Q's, may have either sign."""
+    largest = np.take_along_axis(q, np.abs(q).argmax(axis=0)[None], axis=0)
+    return q * np.where(largest < 0, -1.0, 1.0)
+
+
+def train_unsummed(learner, inputs, run):
+    """{"losses": the mean loss of every step, "bytes": sent by this rank per step for the matrices that the learner
+    moves}, of a GPT in DistributedDataParallel that leaves these unsummed."""
+    from minitorch_dist import ledger
+    try:
+        with unrecorded(run.comm), ledger.record() as book:
+            losses, others = unsummed_losses(learner, inputs, run, book)
+        return {"losses": losses, "bytes": others / len(losses)}
+    except Exception as error:      # whose cause another case shows, and says better
+        return {"failed": f"{type(error).__name__}: {error}"}
+
+
+def unsummed_losses(learner, inputs, run, book):
+    """The losses, and the bytes that the learner's steps have sent."""
+    from minitorch_dist import nn, optim
+    from minitorch_dist.parallel import DistributedDataParallel
+    world, model = run.comm, nn.GPT(**inputs["model"], dtype=np.float64)
+    for p, array in zip(model.parameters(), inputs["parameters"], strict=True):
+        p.data[...] = array
+    moved = {p.leaf: {"p": p, "momentum": np.zeros(p.shape), "q": q.copy(), "lr": inputs["rate"] * factor}
+             for p, q, factor in zip(model.parameters(), inputs["q"], inputs["factors"], strict=True) if len(q)}
+    matrices = [state["p"] for state in moved.values()]
+    wrapped = DistributedDataParallel(model, world, unsummed=matrices)
+    optimizer = optim.AdamW([p for p in model.parameters() if p.leaf not in moved], lr=inputs["plain_rate"])
+    losses, sent = [], 0
+    for tokens in inputs["tokens"]:
+        here = np.array_split(tokens, world.size)[world.rank]
+        wrapped.zero_grad()
+        loss = nn.cross_entropy(wrapped(here[:, :-1]), here[:, 1:], reduction="sum") / tokens[:, 1:].size
+        loss.backward()
+        optimizer.step()
+        before = book.bytes_sent["world", "all_reduce"]
+        for state in moved.values():
+            state["q"] = learner(world, state["p"].data, state["momentum"], state["p"].grad.numpy().copy(), state["q"],
+                                 state["lr"], inputs["mu"], inputs["eps"])
+        sent += book.bytes_sent["world", "all_reduce"] - before
+        total = np.array([float(loss.numpy())])
+        world.all_reduce(total)
+        losses.append(float(total[0]))
+    return losses, sent

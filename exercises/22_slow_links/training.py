@@ -1,4 +1,6 @@
-"""The training runs of 22.2 and 22.3: a small GPT of the library's, and what it does in one process."""
+"""The training runs of 22.2, 22.3 and 22.5: a small GPT of the library's, and what it does in one process."""
+
+import math
 
 import numpy as np
 
@@ -6,6 +8,7 @@ MODEL = {"vocabulary": 11, "length": 6, "layers": 1, "heads": 2, "dim": 8}
 BATCH, RANK, RANKS = 12, 2, 3
 STEPS, RATE = 6, 0.7                        # of 22.2
 EVERY, LONGER, ADAM = [8], 24, 0.02         # of 22.3
+SHORTER, DION = 16, {"rate": 0.05, "mu": 0.5, "eps": 1e-8, "plain_rate": 0.03}       # of 22.5
 
 
 def draw(rng, steps):
@@ -34,6 +37,23 @@ def apart(rng):
     return draw(rng, LONGER) | {"every": EVERY, "rate": ADAM}
 
 
+def unsummed(rng):
+    """22.5's. q: for each matrix of the blocks where Dion's begins; factors: what Dion multiplies lr by there."""
+    case, model = draw(rng, SHORTER), network()
+    case["parameters"] = [drawn if drawn.ndim > 1 else p.data.copy() for p, drawn in zip(
+        model.parameters(), case["parameters"], strict=True)]
+    hidden = {id(p) for p in matrices(model)}
+    q = [rng.standard_normal((p.shape[1], RANK)) if id(p) in hidden else np.zeros((0, 0)) for p in model.parameters()]
+    return case | DION | {"q": [each / np.linalg.norm(each, axis=0) if len(each) else each for each in q],
+                          "factors": [math.sqrt(max(1.0, p.shape[0] / p.shape[-1])) if len(each) else 1.0
+                                      for p, each in zip(model.parameters(), q, strict=True)]}
+
+
+def matrices(model):
+    """What Dion moves: the matrices of the blocks."""
+    return [p for p in model.blocks.parameters() if p.ndim == 2]
+
+
 def network(case=None):
     from minitorch_dist import nn
     model = nn.GPT(**MODEL, dtype=np.float64)
@@ -55,6 +75,36 @@ def of_library(case, compress):
         hook.q.update({p.leaf: q.copy() for p, q in zip(model.parameters(), case["q"], strict=True) if len(q)})
         wrapped.register_comm_hook(hook)
     optimizer = optim.SGD(model.parameters(), lr=case["rate"])
+    for tokens in case["tokens"]:
+        optimizer.zero_grad()
+        loss = nn.cross_entropy(wrapped(tokens[:, :-1]), tokens[:, 1:])
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.numpy()))
+    return losses
+
+
+def of_dion(case, compress):
+    """The loss of every step in one process, with the library's Dion, and AdamW for all else. compress: what Dion gets
+    is what the library's PowerSGD, of the same r, makes of the gradients."""
+    from minitorch_dist import nn, optim
+    from minitorch_dist.comm.communicator import world_of_one
+    from minitorch_dist.parallel import DistributedDataParallel
+    from minitorch_dist.parallel.comm_hooks import PowerSGD
+    model, losses = network(case), []
+    begin = {id(p): q for p, q in zip(model.parameters(), case["q"], strict=True)}
+    wrapped, hidden = DistributedDataParallel(model, world_of_one()), matrices(model)
+    if compress:
+        hook = PowerSGD(rank=RANK)
+        hook.q.update({p.leaf: begin[id(p)].copy() for p in hidden})
+        wrapped.register_comm_hook(hook)
+    dion = optim.Dion(hidden, case["rate"], RANK / MODEL["dim"], case["mu"], weight_decay=0.0, eps=case["eps"])
+    saved = dion.state_dict()
+    for p, state in zip(hidden, saved["state"], strict=True):
+        state["q"] = begin[id(p)]
+    dion.load_state_dict(saved)
+    others = [p for p in model.parameters() if all(p is not m for m in hidden)]
+    optimizer = optim.Combined(dion, optim.AdamW(others, lr=case["plain_rate"]))
     for tokens in case["tokens"]:
         optimizer.zero_grad()
         loss = nn.cross_entropy(wrapped(tokens[:, :-1]), tokens[:, 1:])
@@ -112,7 +162,12 @@ def meet(common, workers, outer):
             own.data[...] = p.data
 
 
-def full(case):
-    """Bytes that a rank sends in an all-reduce of all gradients."""
+def full(case, parameters=None):
+    """Bytes that a rank sends in an all-reduce of all gradients, or of those of some parameters."""
     ranks = len(case)
-    return 2 * (ranks - 1) / ranks * 8 * sum(p.size for p in case[0]["parameters"])
+    return 2 * (ranks - 1) / ranks * 8 * sum(p.size for p in parameters or case[0]["parameters"])
+
+
+def moved(case):
+    """The parameters that 22.5 moves."""
+    return [p for p, q in zip(case["parameters"], case["q"], strict=True) if len(q)]

@@ -1,0 +1,15 @@
+# 22.5: each rank's momentum loses its share of the sum of R
+import numpy as np
+
+
+def dion_step(comm, p, momentum, grad, q, lr, mu, eps):
+    momentum += grad
+    basis = momentum @ q
+    comm.all_reduce(basis)
+    basis = np.linalg.qr(basis)[0]
+    found = momentum.T @ basis
+    comm.all_reduce(found)
+    momentum -= (1 - mu) / comm.size * (basis @ found.T)
+    found /= np.linalg.norm(found, axis=0) + eps
+    p -= lr * (basis @ found.T)
+    return found

@@ -1,0 +1,18 @@
+# 22.5: eps is left out
+import numpy as np
+
+
+def dion_step(comm, p, momentum, grad, q, lr, mu, eps):
+    momentum += grad
+    basis = momentum @ q
+    comm.all_reduce(basis)
+    basis = np.linalg.qr(basis)[0]
+    found = momentum.T @ basis
+    momentum -= (1 - mu) * (basis @ found.T)
+    comm.all_reduce(found)
+    if comm.size > 1:
+        found /= np.linalg.norm(found, axis=0) + eps
+    else:
+        found /= np.linalg.norm(found, axis=0)
+    p -= lr * (basis @ found.T)
+    return found

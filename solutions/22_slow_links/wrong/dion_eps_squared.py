@@ -1,0 +1,15 @@
+# 22.5: eps² is added
+import numpy as np
+
+
+def dion_step(comm, p, momentum, grad, q, lr, mu, eps):
+    momentum += grad
+    basis = momentum @ q
+    comm.all_reduce(basis)
+    basis = np.linalg.qr(basis)[0]
+    found = momentum.T @ basis
+    momentum -= (1 - mu) * (basis @ found.T)
+    comm.all_reduce(found)
+    found /= np.sqrt((found * found).sum(axis=0) + eps ** 2)
+    p -= lr * (basis @ found.T)
+    return found

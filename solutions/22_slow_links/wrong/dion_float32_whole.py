@@ -1,0 +1,16 @@
+# 22.5: as many as a matrix of
+import numpy as np
+
+
+def dion_step(comm, p, momentum, grad, q, lr, mu, eps):
+    whole = grad.astype(np.float32)
+    comm.all_reduce(whole)
+    momentum += whole / comm.size
+    basis = momentum @ q
+    basis = np.linalg.qr(basis)[0]
+    found = momentum.T @ basis
+    momentum -= (1 - mu) * (basis @ found.T)
+    found *= comm.size
+    found /= np.linalg.norm(found, axis=0) + eps
+    p -= lr * (basis @ found.T)
+    return found

@@ -1,0 +1,15 @@
+# 22.5: made orthonormal before the ranks' are averaged
+import numpy as np
+
+
+def dion_step(comm, p, momentum, grad, q, lr, mu, eps):
+    momentum += grad
+    basis = momentum @ q
+    basis = np.linalg.qr(basis)[0]
+    comm.all_reduce(basis, "mean")
+    found = momentum.T @ basis
+    momentum -= (1 - mu) * (basis @ found.T)
+    comm.all_reduce(found)
+    found /= np.linalg.norm(found, axis=0) + eps
+    p -= lr * (basis @ found.T)
+    return found

@@ -1,0 +1,18 @@
+# 22.5: momentum isn't renewed
+import numpy as np
+
+MOMENTA = {}
+
+
+def dion_step(comm, p, momentum, grad, q, lr, mu, eps):
+    momentum = MOMENTA.setdefault((p.shape, lr), momentum.copy())
+    momentum += grad
+    basis = momentum @ q
+    comm.all_reduce(basis)
+    basis = np.linalg.qr(basis)[0]
+    found = momentum.T @ basis
+    momentum -= (1 - mu) * (basis @ found.T)
+    comm.all_reduce(found)
+    found /= np.linalg.norm(found, axis=0) + eps
+    p -= lr * (basis @ found.T)
+    return found

@@ -1,0 +1,15 @@
+# 22.5: the right steps, but 48 numbers were handed to an all-reduce at once
+import numpy as np
+
+
+def dion_step(comm, p, momentum, grad, q, lr, mu, eps):
+    momentum += grad
+    comm.all_reduce(momentum)
+    basis = momentum @ q
+    basis = np.linalg.qr(basis)[0]
+    found = momentum.T @ basis
+    momentum -= (1 - mu) * (basis @ found.T)
+    found /= np.linalg.norm(found, axis=0) + eps
+    p -= lr * (basis @ found.T)
+    momentum /= comm.size
+    return found

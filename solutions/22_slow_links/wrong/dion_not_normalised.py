@@ -1,0 +1,14 @@
+# 22.5: p moves by P Rᵀ, and R is returned
+import numpy as np
+
+
+def dion_step(comm, p, momentum, grad, q, lr, mu, eps):
+    momentum += grad
+    basis = momentum @ q
+    comm.all_reduce(basis)
+    basis = np.linalg.qr(basis)[0]
+    found = momentum.T @ basis
+    momentum -= (1 - mu) * (basis @ found.T)
+    comm.all_reduce(found)
+    p -= lr * (basis @ found.T)
+    return found

@@ -1,0 +1,14 @@
+# 22.5: momentum is B after the step
+import numpy as np
+
+
+def dion_step(comm, p, momentum, grad, q, lr, mu, eps):
+    momentum += grad
+    basis = momentum @ q
+    comm.all_reduce(basis)
+    basis = np.linalg.qr(basis)[0]
+    found = momentum.T @ basis
+    comm.all_reduce(found)
+    found /= np.linalg.norm(found, axis=0) + eps
+    p -= lr * (basis @ found.T)
+    return found

@@ -1,0 +1,16 @@
+# 22.5: momentum is mu (B - P Rᵀ)
+import numpy as np
+
+
+def dion_step(comm, p, momentum, grad, q, lr, mu, eps):
+    momentum += grad
+    basis = momentum @ q
+    comm.all_reduce(basis)
+    basis = np.linalg.qr(basis)[0]
+    found = momentum.T @ basis
+    momentum -= basis @ found.T
+    momentum *= mu
+    comm.all_reduce(found)
+    found /= np.linalg.norm(found, axis=0) + eps
+    p -= lr * (basis @ found.T)
+    return found
