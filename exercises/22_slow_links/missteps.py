@@ -71,9 +71,9 @@ def stays(case, got, name):
 
 def whole_sent(case, got):
     (n, m), r = case[0]["p"][0].shape, case[0]["q"][0].shape[1]
-    return (f"{n * m} numbers were handed to an all-reduce at once, as many as a matrix of {n} × {m} has: gradients "
-            "or momenta were summed, and then every rank has the whole momentum. Each keeps its own part; B Q and R, "
-            f"{n} × {r} and {m} × {r}, are all that is summed")
+    return (f"{n * m} numbers were handed to an all-reduce at once, as many as a matrix of {n} × {m} has. No such "
+            "matrix is ever summed, neither gradients nor momenta nor steps: each rank keeps its own part, and B Q and "
+            f"R, {n} × {r} and {m} × {r}, are all that travels")
 
 
 def mean(parts):
@@ -249,6 +249,9 @@ SIGNATURES = [
       normal=in_one_length),
     b("Q's columns have been made orthonormal (there is an Orth-Dion that does it); asked for are the columns of R, "
       "each divided by its length", normal=orthonormal),
+    b("Q is made orthonormal by np.linalg.qr, also where R is zeros: its columns have length 1 then, and p moves "
+      "though there is no gradient. Divide each column of R by its length and eps",
+      normal=lambda whole, eps: factor(whole)),
     t("p moves by P Qᵀ, but returned is R: its columns are to have length 1 there, too",
       go_on=lambda whole, new, q, own, eps: whole),
     t("p moves by P Rᵀ; by P Qᵀ it goes equally far in each direction, however large gradients are",

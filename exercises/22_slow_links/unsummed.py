@@ -36,7 +36,7 @@ def idle(rng, ranks, *sizes):
 
 def cases(rng, ranks):
     drawn = [[matrix(rng, ranks, 8, 6, 2, 4)],
-             [matrix(rng, ranks, 5, 9, 1, 3, mu=0.3), matrix(rng, ranks, 5, 9, 1, 4, lr=0.05, mu=0.9, eps=0.5)],
+             [matrix(rng, ranks, 5, 9, 1, 3, mu=0.3), matrix(rng, ranks, 5, 9, 1, 4, lr=0.05, mu=0.9, eps=2.0)],
              [alone(rng, ranks, 9, 7, 2, 3, mu=0.7, eps=0.2)], [idle(rng, ranks, 5, 6, 2)],
              [matrix(rng, ranks, 40, 30, 3, 2, lr=0.7, mu=0.95)]]
     return [[{"what": "steps"} | {name: [of[rank][name] for of in matrices] for name in matrices[0][rank]}

@@ -1,4 +1,4 @@
-# 22.5: every rank has the whole momentum
+# 22.5: No such matrix is ever summed
 import numpy as np
 
 
