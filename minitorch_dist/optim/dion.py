@@ -54,8 +54,9 @@ class Dion(Optimizer):
     Of parameters that DistributedDataParallel leaves `unsummed` step() adds up what it needs: it is collective, and all
     ranks give the same ones in the same order (else MismatchError on all of them). Their momentum is each rank's own;
     state_dict() is of the sum, and collective then, and leaves all of it with rank 0: a run that goes on from there is
-    on the same bits. Where gradients have fewer than r directions, the rest are rounding, and steps in them as long as
-    in the others. Pieces of fully_shard, and parts, are refused (ValueError): Muon and Dion2 take them.
+    on the same bits. Each rank makes P orthonormal by itself: with the same bits on one type of processor, and with one
+    number of BLAS threads. Where gradients have fewer than r directions, the rest are rounding, and steps in them as
+    long as in the others. Pieces of fully_shard, and parts, are refused (ValueError): Muon and Dion2 take them.
     """
 
     state_names = ("momentum_buffer",)
