@@ -5,7 +5,7 @@ import numpy as np
 from exercises.frame import demand, gives, when
 from exercises.frame.comparing import same
 
-from .unsummed import NAMES, added, factor, lengths, one_by_one, run, truth, unit
+from .unsummed import NAMES, added, factor, lengths, one_by_one, run, summed, truth, unit
 
 
 def t(text, **how):
@@ -33,10 +33,9 @@ def idles(case):
 
 
 def numbers(case):
-    """(what a rank may hand to all-reduces, what it would hand with the gradients)"""
-    of = [(q.size * len(grads), p.shape[0] * q.shape[1] * len(grads), p.size * len(grads))
-          for p, q, grads in zip(case[0]["p"], case[0]["q"], case[0]["grads"], strict=True)]
-    return sum(m + n for m, n, _ in of), sum(whole for *_, whole in of)
+    """How many a rank may hand to all-reduces."""
+    return sum(q.shape[1] * sum(p.shape) * len(grads)
+               for p, q, grads in zip(case[0]["p"], case[0]["q"], case[0]["grads"], strict=True))
 
 
 def handed(got):
@@ -64,7 +63,7 @@ def stays(case, got, name):
     if not stepping(case):
         return False
     of_ranks = [rank[name] for rank in case]
-    start = of_ranks[0] if name == "p" else [sum(own) for own in zip(*of_ranks, strict=True)]
+    start = of_ranks[0] if name == "p" else summed(of_ranks)
     return all(same(np.asarray(found), first, 1e-9) for rank in got
                for of, first in zip(rank[name], start, strict=True) for found in of)
 
@@ -314,8 +313,8 @@ DEMANDS = [
     demand(lambda case, got: f"the right steps, but {whole_sent(case, got)}",
            lambda case, got: not sends_whole(case, got)),
     demand(lambda case, got: f"the right steps, but {handed(got):,} numbers were handed to all-reduces where "
-                             f"{numbers(case)[0]:,} are enough: r (n + m) per step",
-           lambda case, got: not stepping(case) or handed(got) <= numbers(case)[0]),
+                             f"{numbers(case):,} are enough: r (n + m) per step",
+           lambda case, got: not stepping(case) or handed(got) <= numbers(case)),
     demand("the right steps, but in more than two all-reduces each",
            lambda case, got: not stepping(case) or all(len(rank.calls) <= calls(case) for rank in got)),
 ]

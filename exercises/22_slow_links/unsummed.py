@@ -93,8 +93,7 @@ def rest(b, u, own, whole, case):
 def run(case, ask=with_grad, of_p=added, of_r=added, directions=one_by_one, own_directions=False, keep=rest,
         normal=unit, qs_of=None, moved=None, go_on=None, step=lambda p, delta, rank, lr: p - delta,
         product=lambda b, g, u, y: b.T @ u, searched=lambda b, g: b, late=False, one_q=False):
-    """The outputs of all ranks; the keywords are the mistakes. Rightly they are those of one process with the summed
-    gradient, and the momenta add up to its momentum."""
+    """The outputs of all ranks, each with its part of the momentum; the keywords are the mistakes."""
     if case[0]["what"] == "training":
         return [{}] * len(case)
     found = [{name: [[] for _ in case[0]["p"]] for name in NAMES} for _ in case]
@@ -130,4 +129,13 @@ def run(case, ask=with_grad, of_p=added, of_r=added, directions=one_by_one, own_
 
 
 def truth(case):
-    return run(case)
+    """What one process does that has all of the gradient and of the momentum."""
+    if case[0]["what"] == "training":
+        return [{}] * len(case)
+    one = case[0] | {"momentum": summed([rank["momentum"] for rank in case]),
+                     "grads": [summed(steps) for steps in zip(*(rank["grads"] for rank in case), strict=True)]}
+    return run([one]) * len(case)
+
+
+def summed(lists):
+    return [sum(parts) for parts in zip(*lists, strict=True)]
