@@ -1,4 +1,4 @@
-# 22.5: B is M - G
+# 22.5: B is M - G: then p goes up the gradient
 import numpy as np
 
 
