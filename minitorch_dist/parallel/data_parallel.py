@@ -267,8 +267,10 @@ class DistributedDataParallel(ReducingModule):
     def _bucket(self, index, tensors):
         ranks = self.apart.get(id(tensors[0]), (self.comm, None))
         leaves = self.leaves_of(tensors)
-        about = (index, tensors, *ranks, self.names, id(tensors[0]) in self.unsummed)
-        return Bucket(*about) if leaves is None else BucketBySource(*about, leaves)
+        about = (index, tensors, *ranks, self.names)
+        if leaves is not None:
+            return BucketBySource(*about, leaves)
+        return Bucket(*about, unsummed=id(tensors[0]) in self.unsummed)
 
     def _fill_buckets(self, lists):
         self.buckets = [self._bucket(i, tensors) for i, tensors in enumerate(lists)]
