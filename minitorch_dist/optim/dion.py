@@ -94,10 +94,10 @@ class Dion(Optimizer):
 
     def update_all(self):
         matrices = []
-        for k, (flat, state, slot) in enumerate(self._places()):
+        for flat, state, slot in self._places():
             if slot.segment.tensor.grad is not None:
                 slot.steps += 1
-                matrices.append(self.begun(k, flat, state, slot))
+                matrices.append(self.begun(flat, state, slot))
         redraw(matrices)
         comms, ps = [m.comm for m in matrices], [m.b @ m.q for m in matrices]
         add_up(comms, ps, "P")
@@ -109,14 +109,14 @@ class Dion(Optimizer):
         for m, p, r in zip(matrices, ps, rs, strict=True):
             m.step(p, r)
 
-    def begun(self, k, flat, state, slot):
-        """The Matrix of parameter k, whose momentum is B."""
+    def begun(self, flat, state, slot):
+        """The Matrix of a parameter, whose momentum is B."""
         segment, mine = slot.segment, slot.state(state)
         part, shape = slice(segment.start, segment.stop), slot.segment.tensor.shape
         p, b, q = flat.params[part], mine["momentum_buffer"], mine["q"]
         exact = self.exact(p, mine)
         b += self.divided(flat.grads[part], b)
-        return Matrix(segment.tensor.leaf.unsummed, p, exact, b.reshape(shape), q, slot.group, (k, slot.steps))
+        return Matrix(segment.tensor.leaf.unsummed, p, exact, b.reshape(shape), q, slot.group, slot.steps)
 
     # ------------------------------------------------------------ momenta that are each rank's own
 
@@ -157,7 +157,7 @@ class Dion(Optimizer):
 
 class Matrix(NamedTuple):
     """One parameter in a step: who has other parts of its gradient, None: nobody; p, 1-d, and what is updated of it;
-    B and Q; its number and the step's, by which numbers are drawn."""
+    B and Q; how many steps it has made, with this one."""
 
     comm: object
     p: object
@@ -165,7 +165,7 @@ class Matrix(NamedTuple):
     b: object
     q: object
     group: dict
-    key: tuple
+    count: int
 
     def step(self, p, r):
         """Move the parameter by P and R of all ranks, and keep Q."""
@@ -185,14 +185,15 @@ class Matrix(NamedTuple):
 
 
 def redraw(matrices):
-    """Draw columns of Q that have come to nothing, at the first step all: from there B finds more. The same on all
-    ranks. A GPU is waited for, once."""
+    """Draw columns of Q that have come to nothing, at the first step all: from there B finds more. By the parameter's
+    values, which are the same on all ranks that have it, and in any stage of a pipeline. A GPU is waited for, once."""
     if not matrices:
         return
     lost = [xp.sqrt((m.q * m.q).sum(axis=-2, keepdims=True)) < LOST for m in matrices]
     known = to(module_of(lost[0]).concatenate([each.any().reshape(1) for each in lost]), "cpu")
     for m, columns in (both for both, some in zip(zip(matrices, lost, strict=True), known, strict=True) if some):
-        drawn = np.random.default_rng([m.group["seed"], *m.key]).standard_normal(m.q.shape).astype(m.q.dtype)
+        values = zlib.crc32(to(m.p, "cpu").astype(np.float32).view(np.uint8))     # of any dtype
+        drawn = np.random.default_rng([m.group["seed"], values, m.count]).standard_normal(m.q.shape).astype(m.q.dtype)
         m.q[...] = xp.where(columns, to(drawn / math.sqrt(m.q.shape[-2]), device_of(m.q)), m.q)
 
 

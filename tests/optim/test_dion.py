@@ -131,13 +131,28 @@ def test_columns_that_have_come_to_nothing_are_drawn_anew():
 
 
 def test_no_two_begin_with_the_same_directions():
-    params = leaves([np.zeros((8, 8))] * 2)
+    params = leaves(start([(8, 8)] * 2))
     optimizer = optim.Dion(params, momentum=1.0)
     for p in params:
         p.grad = mt.tensor(gradients(0, [(8, 8)])[0])
     optimizer.step()
     first, second = (each["q"] for each in optimizer.state_dict()["state"])
     assert np.abs(first - second).max() > 0.1
+
+
+def test_others_beside_it_change_nothing():
+    """As in another stage of a pipeline, whose optimizer has its own matrices alone."""
+    found = []
+    for together in (True, False):
+        params = leaves(start(SHAPES[:3]))
+        optimizers = [optim.Dion(params)] if together else [optim.Dion([p]) for p in params]
+        for step in range(3):
+            for p, g in zip(params, gradients(step), strict=False):
+                p.grad = mt.tensor(g)
+            for each in optimizers:
+                each.step()
+        found.append([p.numpy().tobytes() for p in params])
+    assert found[0] == found[1]
 
 
 def test_no_gradient_no_step_and_zeros_stay_zeros():
