@@ -33,7 +33,7 @@ from .optimizer import Optimizer
 from .settings import AT_LEAST_0, FRACTION, MORE_THAN_0, share
 
 RIGHT = "columns", "orthonormal"
-LOST = 0.5      # of Q's columns, the length below which B has nothing along them
+LOST = 1e-3     # of the longest of Q's columns: those that aren't longer have found nothing
 
 
 class Dion(Optimizer):
@@ -97,7 +97,7 @@ class Dion(Optimizer):
         for flat, state, slot in self._places():
             if slot.segment.tensor.grad is not None:
                 slot.steps += 1
-                matrices.append(self.begun(flat, state, slot))
+                matrices += [self.begun(flat, state, slot)] if slot.segment.stop > slot.segment.start else []
         redraw(matrices)
         comms, ps = [m.comm for m in matrices], [m.b @ m.q for m in matrices]
         add_up(comms, ps, "P")
@@ -189,7 +189,8 @@ def redraw(matrices):
     values, which are the same on all ranks that have it, and in any stage of a pipeline. A GPU is waited for, once."""
     if not matrices:
         return
-    lost = [xp.sqrt((m.q * m.q).sum(axis=-2, keepdims=True)) < LOST for m in matrices]
+    lengths = [xp.sqrt((m.q * m.q).sum(axis=-2, keepdims=True)) for m in matrices]
+    lost = [each <= LOST * each.max(axis=-1, keepdims=True) for each in lengths]
     known = to(module_of(lost[0]).concatenate([each.any().reshape(1) for each in lost]), "cpu")
     for m, columns in (both for both, some in zip(zip(matrices, lost, strict=True), known, strict=True) if some):
         values = zlib.crc32(to(m.p, "cpu").astype(np.float32).view(np.uint8))     # of any dtype

@@ -56,5 +56,5 @@ def balanced(mean, v):
     """What O's rows, or columns, are to be multiplied by, float64: by 1/√v, and all of a matrix by what brings its RMS
     to 0.2. mean: of their O². Zeros stay zeros."""
     each = 1 / (xp.sqrt(v.astype(xp.float64)) + EPS)
-    square = (mean * each * each).mean(axis=(1, 2), keepdims=True)
+    square = (mean * each * each).sum(axis=(1, 2), keepdims=True) / max(mean.shape[1] * mean.shape[2], 1)
     return RMS / xp.sqrt(xp.where(square > 0, square, 1.0)) * each

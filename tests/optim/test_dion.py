@@ -130,6 +130,21 @@ def test_columns_that_have_come_to_nothing_are_drawn_anew():
     assert np.abs(optimizer.state_dict()["state"][0]["momentum_buffer"]).max() < 1e-9      # all of it was taken
 
 
+def test_gradients_of_any_size_are_found():
+    """Beside eps very small ones, too: their columns are short, and aren't drawn anew."""
+    found = []
+    for scale in (1.0, 2.0 ** -40):
+        p, = leaves(start([(9, 8)]))
+        optimizer = optim.Dion([p], rank_fraction=0.5, weight_decay=0.0, eps=1e-8)
+        for step in range(4):
+            p.grad = mt.tensor(scale * np.random.default_rng(step).standard_normal((9, 8)))
+            optimizer.step()
+        q = optimizer.state_dict()["state"][0]["q"]
+        found.append(q / np.linalg.norm(q, axis=0))
+        assert (np.linalg.norm(q, axis=0) < 0.01).all() == (scale < 1)
+    np.testing.assert_allclose(*found, atol=1e-3)
+
+
 def test_no_two_begin_with_the_same_directions():
     params = leaves(start([(8, 8)] * 2))
     optimizer = optim.Dion(params, momentum=1.0)
@@ -153,6 +168,15 @@ def test_others_beside_it_change_nothing():
                 each.step()
         found.append([p.numpy().tobytes() for p in params])
     assert found[0] == found[1]
+
+
+def test_matrices_without_elements():
+    params = leaves([np.zeros((0, 4)), np.ones((3, 4)), np.zeros((2, 0, 3))])
+    optimizer = optim.Dion(params)
+    for p in params:
+        p.grad = mt.tensor(np.ones(p.shape))
+    optimizer.step()
+    assert optimizer.state_dict()["steps"] == [1, 1, 1] and (params[1].numpy() != 1).all()
 
 
 def test_no_gradient_no_step_and_zeros_stay_zeros():

@@ -83,6 +83,17 @@ def test_no_gradient_no_step_and_zeros_stay_zeros():
     assert optimizer.state_dict()["steps"] == [1, 0]
 
 
+@pytest.mark.parametrize("kind", [optim.Muon, optim.NorMuon, optim.Dion2])
+@pytest.mark.filterwarnings("error")
+def test_matrices_without_elements(kind):
+    params = leaves([np.zeros((0, 4)), np.ones((3, 4)), np.zeros((2, 0, 3))])
+    optimizer = kind(params)
+    for p in params:
+        p.grad = mt.tensor(np.ones(p.shape))
+    optimizer.step()
+    assert optimizer.state_dict()["steps"] == [1, 1, 1] and (params[1].numpy() != 1).any()
+
+
 @pytest.mark.parametrize("spoilt", [np.nan, np.inf])
 def test_a_gradient_that_is_not_finite_is_the_whole_matrixs(spoilt):
     a, b = params = leaves(start(SHAPES[:2]))
