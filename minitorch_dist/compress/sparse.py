@@ -12,6 +12,7 @@ Source: Mishra et al. 2021 for 2:4; the format of the files is safetensors.
 """
 
 import json
+import zlib
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -125,20 +126,31 @@ def save(path, packed):
         tensors[f"{name}|values"] = p.values
         if p.places is not None:
             tensors[f"{name}|places"] = p.places
-    kinds = {name: [p.kind, list(p.shape)] for name, p in packed.items()}
+    kinds = json.dumps({name: [p.kind, list(p.shape)] for name, p in packed.items()})
     partial = path.with_name(path.name + ".partial")
-    write(partial, [to_bytes(tensors, {"packed": json.dumps(kinds)})])
+    write(partial, [to_bytes(tensors, {"packed": kinds, "crc32": _crc32(kinds, tensors)})])
     partial.replace(path)
 
 
 def load(path):
-    """What save has written. ValueError where the file is something else, or damaged."""
+    """What save has written. ValueError where the file is something else, or damaged: a bit is enough."""
     from safetensors import SafetensorError, safe_open
     try:
         with safe_open(path, "numpy") as file:
-            kinds, names = json.loads((file.metadata() or {})["packed"]), set(file.keys())
-            return {name: Packed(kind, tuple(shape), file.get_tensor(f"{name}|values"),
-                                 file.get_tensor(f"{name}|places") if f"{name}|places" in names else None)
-                    for name, (kind, shape) in kinds.items()}
+            facts, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        kinds = facts["packed"]
+        if facts["crc32"] != _crc32(kinds, tensors):
+            raise ValueError(f"{path} has changed since it was written, its CRC-32 is another one: write it anew")
+        return {name: Packed(kind, tuple(shape), tensors[f"{name}|values"], tensors.get(f"{name}|places"))
+                for name, (kind, shape) in json.loads(kinds).items()}
     except (SafetensorError, KeyError) as error:
         raise ValueError(f"{path} is no file of a pruned model, or damaged: {error}") from None
+
+
+def _crc32(kinds, tensors):
+    """Of all that a file says, as text: names, dtypes and shapes, too."""
+    found = zlib.crc32(kinds.encode())
+    for name, array in sorted(tensors.items()):
+        found = zlib.crc32(f"{name} {array.dtype} {array.shape}".encode(), found)
+        found = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8), found)
+    return f"{found:08x}"

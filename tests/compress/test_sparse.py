@@ -88,3 +88,17 @@ def test_what_would_be_lost_or_does_not_fit_raises(tmp_path):
     for name in ("cut", "other"):
         with pytest.raises(ValueError, match="no file of a pruned model, or damaged"):
             sparse.load(tmp_path / name)
+
+
+def test_a_file_with_one_bit_flipped_is_refused(tmp_path):
+    """In values, places, names, shapes and kinds, whichever."""
+    array = np.arange(1, 9, dtype=np.float32).reshape(2, 4)
+    mask = array % 4 < 2
+    sparse.save(tmp_path / "whole", {"a": sparse.pack(array * mask, mask, (2, 4)), "b": sparse.pack(array)})
+    written = (tmp_path / "whole").read_bytes()
+    for place in range(len(written)):
+        changed = bytearray(written)
+        changed[place] ^= 1 << place % 8
+        (tmp_path / "changed").write_bytes(changed)
+        with pytest.raises(ValueError, match="has changed since|no file of a pruned model, or damaged"):
+            sparse.load(tmp_path / "changed")
