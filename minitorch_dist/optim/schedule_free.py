@@ -22,6 +22,7 @@ Kept is d = z - y, in the place of Adam's momentum; x is y + (1 - 1/β₁) d. Wi
 Source: Defazio et al. 2024, "The road less scheduled".
 """
 
+import math
 from contextlib import contextmanager
 
 from ..autodiff.writes import wrote
@@ -48,7 +49,7 @@ class AdamWScheduleFree(Optimizer):
 
     state_names = ("z_minus_y", "exp_avg_sq")
     rules = {"lr": AT_LEAST_0, "betas": BETAS, "eps": MORE_THAN_0, "weight_decay": AT_LEAST_0,
-             "warmup": (lambda steps, group: steps >= 0 and steps == int(steps), "a whole number of steps, at least 0")}
+             "warmup": (lambda n, group: 0 <= n < math.inf and n == int(n), "a whole number of steps, at least 0")}
     state_bits = (32,)
     inside = False      # of averaged()
 

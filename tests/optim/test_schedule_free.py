@@ -174,6 +174,7 @@ def test_what_is_refused():
                 call()
     for settings, said in (({"betas": (0.0, 0.9)}, "betas is .* the first in"), ({"betas": 0.9}, "betas is 0.9"),
                            ({"warmup": -1}, "warmup is -1"), ({"warmup": 1.5}, "warmup is 1.5"),
+                           ({"warmup": float("inf")}, "warmup is inf"),
                            ({"eps": 0.0}, "eps is 0.0"), ({"lr": -1.0}, "lr is -1.0")):
         with pytest.raises(ValueError, match=said):
             optim.AdamWScheduleFree([p], **settings)
