@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ..backend import as_dtype
+from ..backend import STORED, as_dtype
 
 VERSION = 1
 INDEX = "index.json"
 FILE = re.compile(r"rank-\d+\.safetensors")      # in the checkpoint's own folder, wherever its index comes from
+DTYPES = {"bfloat16", *(np.dtype(name).newbyteorder(order).str for name in STORED if name != "bfloat16"
+                        for order in "<>")}     # "<f4" and so on
 FLAT_LIST = re.compile(r"""\[\n\s* (?: (?:[-+.\w]+ | \[[^][\n]*\]) ,?\n\s* )+ \]""", re.X)   # no string has \n
 
 
@@ -105,6 +107,8 @@ class Index:
                 raise ValueError(f"{name} is said to be in {strange[0]!r}, which is not among the files")
             if not covers([piece["box"] for piece in array["pieces"]], array["shape"]):
                 raise ValueError(f"the pieces of {name} are not each of its elements once")
+            if array["dtype"] not in DTYPES:    # NumPy makes something of many a text, and takes some for a program
+                raise ValueError(f"{name} is said to be of {array['dtype']!r}, which no file of a checkpoint holds")
             as_dtype(array["dtype"])
         for name, file in self.files.items():
             if not (isinstance(file["bytes"], int) and isinstance(file["crc32"], int)):

@@ -11,7 +11,7 @@ from ..autodiff.writes import wrote
 from ..backend import as_dtype, device_of, dtype_code, on, to_device_of
 from ..comm.together import gathered, together
 from ..parallel.fsdp.fully_sharded import FullySharded
-from .index import CheckpointError, Index, key
+from .index import INDEX, CheckpointError, Index, key
 from .layout import chunks_of, named_arrays, optimizer_names, piece_of, state_of
 
 
@@ -146,7 +146,11 @@ class Reader:
             if all(start < stop for start, stop in common) or not box:
                 try:
                     file, entry = self._file(piece["file"]), key(name, piece["box"])
-                    values[shifted(common, box)] = (file.get_slice(entry)[shifted(common, piece["box"])] if box
+                    part = file.get_slice(entry)
+                    if part.get_shape() != (shape := [stop - start for start, stop in piece["box"]]):
+                        raise CheckpointError(f"{self.path / piece['file']} has {entry} of shape {part.get_shape()}, "
+                                              f"and {INDEX} says {shape}: one of them is damaged")
+                    values[shifted(common, box)] = (part[shifted(common, piece["box"])] if box
                                                     else file.get_tensor(entry))
                 except (SafetensorError, OSError) as error:
                     raise CheckpointError(f"{self.path / piece['file']} can't be read: {error}") from None

@@ -175,8 +175,12 @@ DAMAGE = {
     "another shape": (lambda path: changed(path, lambda found: found["arrays"]["model.0.weight"].update(
         {"shape": [7, 90], "pieces": [{"file": "rank-0.safetensors", "box": [[0, 7], [0, 90]]}]})),
                       r"model.0.weight is <f8 of shape \[7, 90\], this model's is <f8 of shape \[90, 7\]"),
+    "a flat box": (lambda path: changed(path, lambda found: found["arrays"]["model.0.weight"]["pieces"][0].update(
+        box=[[0, 630]])), r"model.0.weight of shape \[90, 7\], and index.json says \[630\]: one of them is damaged"),
     "another dtype": (lambda path: changed(path, lambda found: found["arrays"]["model.0.weight"].update(dtype="<f4")),
                       "model.0.weight is <f4"),
+    "no dtype": (lambda path: changed(path, lambda found: found["arrays"]["model.0.weight"].update(dtype=",08")),
+                 "damaged: ValueError: model.0.weight is said to be of ',08', which no file of a checkpoint holds"),
     "another optimizer": (lambda path: changed(path, lambda found: found["optimizer"].update({"class": "SGD"})),
                           "is of a SGD, this run has a AdamW"),
     "a setting": (lambda path: changed(path, lambda found: found["optimizer"]["groups"][1]["settings"].update(lr=-1)),
