@@ -3,9 +3,11 @@
 import numpy as np
 
 import minitorch_dist as mt
-from minitorch_dist import checkpoints, comm, ledger, nn, optim
+from minitorch_dist import checkpoints, comm, data, ledger, nn, optim
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard
 from minitorch_dist.parallel.noise_scale import GradientNoiseScale
+from minitorch_dist.parallel.pipelines.pipeline import Pipeline, cut_sequential
+from minitorch_dist.parallel.pipelines.schedules import one_forward_one_backward
 
 from . import plain
 from .sharded_cases import digest, said
@@ -168,6 +170,40 @@ def besides():
     hook.remove()
     fit(model, optimizer, [6], world)
     return model.state_dict(), failed
+
+
+def layers():
+    mt.manual_seed(0)
+    return nn.Sequential(nn.Linear(plain.FEATURES, 20, dtype="f8"), nn.Tanh(), nn.Linear(20, 18, dtype="f8"), nn.Tanh(),
+                         nn.Linear(18, plain.CLASSES, dtype="f8"))
+
+
+def optimizer_of(model):
+    params = list(model.parameters())
+    return optim.Combined(optim.Dion([p for p in params if p.ndim == 2], 0.02, 0.2),
+                          optim.AdamW([p for p in params if p.ndim < 2], 0.01))
+
+
+def loss_sum(model, shard):
+    return nn.cross_entropy(model(shard.inputs), shard.labels, reduction="sum")
+
+
+def batches(steps):
+    random = np.random.default_rng(1)
+    loader = data.Loader(random.standard_normal((24, plain.FEATURES)), random.integers(0, plain.CLASSES, 24), 24, seed=2)
+    return [next(iter(loader.epoch(step))) for step in range(steps)]
+
+
+def in_a_pipeline(steps):
+    """All stages' parameters, in order, after some steps."""
+    world = comm.world()
+    stage = cut_sequential(layers(), world.size)[world.rank]
+    pipeline, optimizer = Pipeline([stage], world, one_forward_one_backward(world.size, 4)), optimizer_of(stage)
+    for step, each in enumerate(batches(steps)):
+        optimizer.zero_grad()
+        pipeline.run(each, loss_sum, seed=0, step=step)
+        optimizer.step()
+    return [a for part in world.all_gather_object([p.numpy() for p in stage.parameters()]) for a in part]
 
 
 def refused():

@@ -106,6 +106,19 @@ def test_a_step_is_left_out_on_all_ranks_or_none():
         assert theirs[1:] == (factor, steps) and all((theirs[0][name] == values[name]).all() for name in values)
 
 
+def test_in_a_pipeline():
+    """Whose stages have their own matrices alone, and draw the same numbers for them."""
+    model = cases.layers()
+    optimizer = cases.optimizer_of(model)
+    for each in cases.batches(4):
+        optimizer.zero_grad()
+        (cases.loss_sum(model, each.shards[0]) / 24).backward()
+        optimizer.step()
+    for found in crews.call(CASES + "in_a_pipeline", 2, (4,)):
+        for p, value in zip(model.parameters(), found, strict=True):
+            np.testing.assert_allclose(value, p.numpy(), rtol=0, atol=1e-12)
+
+
 def test_beside_other_things():
     """Against one process with each step's samples."""
     seen = crews.call(CASES + "besides", 3)
