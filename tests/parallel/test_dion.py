@@ -112,7 +112,8 @@ def test_in_a_pipeline():
     optimizer = cases.optimizer_of(model)
     for each in cases.batches(4):
         optimizer.zero_grad()
-        (cases.loss_sum(model, each.shards[0]) / 24).backward()
+        shard, = each.shards
+        (cases.loss_sum(model(shard.inputs), shard.labels) / 24).backward()
         optimizer.step()
     for found in crews.call(CASES + "in_a_pipeline", 2, (4,)):
         for p, value in zip(model.parameters(), found, strict=True):
