@@ -139,6 +139,9 @@ def load(path):
         with safe_open(path, "numpy") as file:
             facts, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         kinds = facts["packed"]
+        if "crc32" not in facts:
+            raise ValueError(f"{path} has no CRC-32, and nobody knows whether it has changed: an older version has "
+                             "written it; pack the model and save it anew")
         if facts["crc32"] != _crc32(kinds, tensors):
             raise ValueError(f"{path} has changed since it was written, its CRC-32 is another one: write it anew")
         return {name: Packed(kind, tuple(shape), tensors[f"{name}|values"], tensors.get(f"{name}|places"))

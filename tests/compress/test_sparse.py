@@ -100,5 +100,17 @@ def test_a_file_with_one_bit_flipped_is_refused(tmp_path):
         changed = bytearray(written)
         changed[place] ^= 1 << place % 8
         (tmp_path / "changed").write_bytes(changed)
-        with pytest.raises(ValueError, match="has changed since|no file of a pruned model, or damaged"):
+        with pytest.raises(ValueError, match="has changed since|has no CRC-32|no file of a pruned model, or damaged"):
             sparse.load(tmp_path / "changed")
+
+
+def test_a_file_of_before_there_was_a_crc_says_so(tmp_path):
+    from safetensors import safe_open
+    from safetensors.numpy import save_file
+    path, old = tmp_path / "some.safetensors", tmp_path / "old.safetensors"
+    sparse.save(path, {"w": sparse.pack(np.eye(4, dtype=np.float32), np.eye(4, dtype=bool))})
+    with safe_open(path, "numpy") as file:
+        save_file({name: file.get_tensor(name) for name in file.keys()},        # noqa: SIM118
+                  old, {"packed": file.metadata()["packed"]})
+    with pytest.raises(ValueError, match="has no CRC-32.*an older version has written it"):
+        sparse.load(old)
