@@ -12,7 +12,7 @@ from math import prod
 
 from .autodiff.tensor import Tensor
 from .autodiff.writes import wrote
-from .backend import zeros
+from .backend import module_of, zeros
 
 ALIGN = 16      # elements: each tensor starts on a cache line, and a GPU kernel may load 128 bits at a time
 BLOCK = 4096    # elements: norms are summed per block, and shards are cut between blocks
@@ -169,6 +169,16 @@ def flat_buffers(tensors):
     for group in homeless.values():
         FlatBuffer(group)
     return list({id(t.leaf.flat): t.leaf.flat for t in tensors}.values())
+
+
+def joined(arrays):
+    """(one 1-d array of all elements of some, of one dtype and device, [views of it of their shapes]): a message, and
+    what of it is whose."""
+    flat, found, end = module_of(arrays[0]).concatenate([a.reshape(-1) for a in arrays]), [], 0
+    for a in arrays:
+        found.append(flat[end:end + a.size].reshape(a.shape))
+        end += a.size
+    return flat, found
 
 
 def boxes_of(shape, start, stop):

@@ -172,8 +172,8 @@ class Update:
         """[(slice, u = g / √v there)]: each is overwritten by the next."""
         least = least_root(self.group, self.exact.dtype)
         if self.matrix is not None:
-            rows, columns = (self.state[name].reshape(vector) for name, vector in
-                             zip(("row_var", "col_var"), self.matrix.vectors, strict=True))
+            rows, columns = (self.state[name].reshape(self.matrix.vector(side)) for name, side in
+                             (("row_var", "rows"), ("col_var", "columns")))
             mean = xp.maximum(rows.mean(axis=1, keepdims=True, dtype=xp.float64), least).astype(rows.dtype)
             rows, columns = self.matrix.of_part("rows", rows / mean), self.matrix.of_part("columns", columns)
         for tile, boxes in self.tiles():

@@ -251,7 +251,7 @@ def measured(stages, comm=None):
         raise ValueError(f"clip_grad_norm_: a tensor of shape {made[0]} is no leaf but what an op has made: give it "
                          "parameters")
     check_known(params, "clip_grad_norm_")
-    if own := [p.shape for p in params if p.leaf.unsummed is not None and p.leaf.unsummed.size > 1]:
+    if own := [p.shape for p in params if p.leaf.unsummed is not None]:
         raise ValueError(f"clip_grad_norm_: {len(own)} of these parameters, of shape {own[0]} say, are `unsummed`: "
                          "each rank has its own part of their gradients, and nobody knows the norm of the sum. Dion's "
                          "steps don't grow with it: clip the other parameters")

@@ -26,9 +26,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..autodiff.writes import wrote
 from ..backend import device_of, is_whole, module_of, on_host, to, xp
-from .muon import ADJUST
+from ..flat import joined
+from .muon import ADJUST, adjusted, move
 from .optimizer import Optimizer
 from .settings import AT_LEAST_0, FRACTION, MORE_THAN_0, share
 
@@ -50,6 +50,8 @@ class Dion(Optimizer):
     adjust_lr_fn   as in Muon
     seed           of the directions that Q begins with, and that take the place of those in which B has nothing; the
                    same on all ranks
+
+    Its state is momentum_buffer, of the parameter's shape, and q, (…, columns, r), float32 or float64.
 
     Of parameters that DistributedDataParallel leaves `unsummed` step() adds up what it needs: it is collective, and all
     ranks give the same ones in the same order (else MismatchError on all of them). Their momentum is each rank's own;
@@ -110,13 +112,13 @@ class Dion(Optimizer):
             m.step(p, r)
 
     def begun(self, flat, state, slot):
-        """The Matrix of a parameter, whose momentum is B."""
+        """The Update of a parameter, whose momentum is B."""
         segment, mine = slot.segment, slot.state(state)
         part, shape = slice(segment.start, segment.stop), slot.segment.tensor.shape
         p, b, q = flat.params[part], mine["momentum_buffer"], mine["q"]
         exact = self.exact(p, mine)
         b += self.divided(flat.grads[part], b)
-        return Matrix(segment.tensor.leaf.unsummed, p, exact, b.reshape(shape), q, slot.group, slot.steps)
+        return Update(segment.tensor.leaf.unsummed, p, exact, b.reshape(shape), q, slot.group, slot.steps)
 
     # ------------------------------------------------------------ momenta that are each rank's own
 
@@ -155,7 +157,7 @@ class Dion(Optimizer):
                 if slot.segment.tensor.leaf.unsummed is not None]
 
 
-class Matrix(NamedTuple):
+class Update(NamedTuple):
     """One parameter in a step: who has other parts of its gradient, None: nobody; p, 1-d, and what is updated of it;
     B and Q; how many steps it has made, with this one."""
 
@@ -174,14 +176,8 @@ class Matrix(NamedTuple):
         else:
             q, t = module_of(r).linalg.qr(r)
             self.q[...] = q * xp.where(t.diagonal(axis1=-2, axis2=-1) < 0, -1, 1)[..., None, :]     # along R, not back
-        rows, columns = self.b.shape if self.b.ndim == 2 else self.b.shape[:0:-1]
-        group, exact = self.group, self.exact
-        exact *= 1 - group["lr"] * group["weight_decay"]
-        adjust = ADJUST[group["adjust_lr_fn"] or "original"](rows, max(columns, 1))
-        exact -= (group["lr"] * adjust * (p @ self.q.swapaxes(-1, -2))).reshape(-1)
-        if exact is not self.p:
-            self.p[...] = exact
-        wrote(self.p, "Dion.step")
+        move(self.p, self.exact, (p @ self.q.swapaxes(-1, -2)).reshape(-1),
+             adjusted(self.b.shape, self.group["adjust_lr_fn"]), self.group, "Dion")
 
 
 def redraw(matrices):
@@ -205,10 +201,8 @@ def add_up(comms, arrays, what):
         if comm is not None:
             groups.setdefault((id(comm), arrays[k].dtype), (comm, []))[1].append(k)
     for comm, mine in groups.values():
-        flat = module_of(arrays[mine[0]]).concatenate([arrays[k].reshape(-1) for k in mine])
+        flat, parts = joined([arrays[k] for k in mine])
         known = zlib.crc32(repr([arrays[k].shape for k in mine]).encode())
         comm.all_reduce(flat, what=f"Dion's {what} of {len(mine)} matrices, {known:08x}")
-        at = 0
-        for k in mine:
-            shape = arrays[k].shape
-            arrays[k] = flat[at:(at := at + math.prod(shape))].reshape(shape)
+        for k, part in zip(mine, parts, strict=True):
+            arrays[k] = part

@@ -18,8 +18,8 @@ from itertools import accumulate, pairwise
 from math import prod
 from typing import NamedTuple
 
-from ..backend import TILE, module_of, on_host, to_device_of, xp, zeros_like
-from ..flat import boxes_of
+from ..backend import TILE, on_host, to_device_of, xp, zeros_like
+from ..flat import boxes_of, joined
 from .optimizer import DEVICE_TILE
 
 LEAST = -500        # of exponents: smaller numbers have a square that is 0, or nearly so, in float64
@@ -63,15 +63,9 @@ class Matrix:
             self.places[cut.axis - len(shape)] = to_device_of(cut.indices, tensor.data)
         self.tile = tile_of(tensor.data)
 
-    @property
-    def vectors(self):
-        """Shapes of a number per row, and of one per column."""
-        n, rows, columns = self.whole
-        return (n, rows, 1), (n, 1, columns)
-
     def vector(self, side):
         """The shape of a number per row, or per column."""
-        return self.vectors[0 if side == "rows" else 1]
+        return vector_shape(self.whole, side)
 
     def length(self, side):
         """Of a row, or a column."""
@@ -117,6 +111,12 @@ class Vectors(dict):
             self.all[...] = first
         super().__init__((side, self.all[start:stop].reshape(shape)) for side, shape, (start, stop) in
                          zip(sides, shapes, pairwise(ends), strict=True))
+
+
+def vector_shape(shape, side):
+    """Of a number per row, (n, rows, 1), or per column, (n, 1, columns), of a stack (n, rows, columns)."""
+    n, rows, columns = shape
+    return (n, rows, 1) if side == "rows" else (n, 1, columns)
 
 
 def tile_of(array):
@@ -165,8 +165,8 @@ def means(matrices, gradient, power, sides=None):
 
 def largest(matrix, gradient, sides):
     """Vectors: e of the row's, or the column's, largest |g| < 2^e, of this rank's; int32."""
-    like, (n, rows, columns) = gradient(slice(0, 0)), matrix.part
-    found = {side: zeros_like(like, (n, rows, 1) if side == "rows" else (n, 1, columns)) for side in sides}
+    like = gradient(slice(0, 0))
+    found = {side: zeros_like(like, vector_shape(matrix.part, side)) for side in sides}
     for tile, boxes in matrix.tiles():
         g = xp.absolute(gradient(tile))
         for box in boxes:
@@ -226,11 +226,9 @@ def over_ranks(matrices, vectors, op, what):
         if m.comms:
             groups.setdefault(tuple(map(id, m.comms)), (m.comms, []))[1].append(k)
     for comms, members in groups.values():
-        together = module_of(vectors[members[0]].all).concatenate([vectors[k].all for k in members])
+        together, parts = joined([vectors[k].all for k in members])
         known = zlib.crc32(repr([matrices[k].name for k in members]).encode())
         for comm in comms:
             comm.all_reduce(together, op, what=f"{what} of {len(members)} matrices, {known:08x}")
-        at = 0
-        for k in members:
-            whole = vectors[k].all
-            whole[...] = together[at:(at := at + whole.size)]
+        for k, part in zip(members, parts, strict=True):
+            vectors[k].all[...] = part

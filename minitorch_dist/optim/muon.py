@@ -166,17 +166,26 @@ class Piece(NamedTuple):
 
     def step(self, o):
         """Move the parameter along o, 1-d, this rank's part, by a rate for a matrix of its shape."""
-        rows, columns = self.shape if len(self.shape) == 2 else self.shape[:0:-1]
-        self.move(o, ADJUST[self.group["adjust_lr_fn"] or "original"](rows, max(columns, 1)))
+        self.move(o, adjusted(self.shape, self.group["adjust_lr_fn"]))
 
     def move(self, o, times=1.0):
-        """Move the parameter by lr · times · o, 1-d, this rank's part: its master copy, if `exact` is that."""
-        group, exact = self.group, self.exact
-        exact *= 1 - group["lr"] * group["weight_decay"]
-        exact -= group["lr"] * times * o
-        if exact is not self.p:
-            self.p[...] = exact
-        wrote(self.p, f"{self.author}.step")
+        """Move the parameter by lr · times · o, 1-d, this rank's part."""
+        move(self.p, self.exact, o, times, self.group, self.author)
+
+
+def adjusted(shape, name):
+    """What lr is multiplied by, by a name in ADJUST, or None: for a matrix (out, in), or a stack (n, in, out)."""
+    rows, columns = shape if len(shape) == 2 else shape[:0:-1]
+    return ADJUST[name or "original"](rows, max(columns, 1))
+
+
+def move(p, exact, o, times, group, author):
+    """Let a parameter decay, and move it by lr · times · o; all 1-d, `exact` its master copy, if it has one, or p."""
+    exact *= 1 - group["lr"] * group["weight_decay"]
+    exact -= group["lr"] * times * o
+    if exact is not p:
+        p[...] = exact
+    wrote(p, f"{author}.step")
 
 
 def orthogonalized(u, coefficients=COEFFICIENTS, steps=5, eps=1e-7):

@@ -26,6 +26,8 @@ class NorMuon(Muon):
     RMS of 0.2 · lr, so AdamW's rates and weight decay fit.
 
     beta2  of v's moving average; 0: all of a step's rows have one length
+
+    State besides Muon's: neuron_var, (rows, 1), of a stack (n, 1, columns), float32 or float64.
     """
 
     rules = {name: rule for name, rule in Muon.rules.items() if name != "adjust_lr_fn"} | {

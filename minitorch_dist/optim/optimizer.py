@@ -137,7 +137,7 @@ class Optimizer:
         self.flats, self.slots, self.state = flats, all_slots, states
 
     def _check_summed(self, tensor):
-        if not self.adds_up and tensor.leaf.unsummed is not None and tensor.leaf.unsummed.size > 1:
+        if not self.adds_up and tensor.leaf.unsummed is not None:
             raise ValueError(f"{type(self).__name__}: a parameter of shape {tensor.shape} is `unsummed`: each of the "
                              f"{tensor.leaf.unsummed.size} ranks has its own gradient, and their parameters would "
                              "part: give it to Dion, or wrap the model without it in `unsummed`")

@@ -15,6 +15,7 @@ Source: Amsel et al. 2025, "The Polar Express: optimal matrix sign methods and t
 
 import numpy as np
 
+from ..backend import is_whole
 from .settings import check_settings
 
 ROUNDS = 100        # far more than are needed
@@ -22,13 +23,13 @@ CUSHION = 0.02407327424182761       # the authors': what their numbers are made 
 
 
 def polar_express(steps=5, lowest=1e-3, cushion=CUSHION, safety=0.01):
-    """((a, b, c) of each step), to be Muon's ns_coefficients.
+    """((a, b, c) of each step), floats, to be Muon's ns_coefficients. ValueError for settings out of range.
 
     lowest   the least singular value, as a share of the matrix's norm, that is to come near 1
     cushion  as if none were below that share of the interval's end: a steeper p would lose too much to rounding
     safety   p(x / (1 + safety)): rounding may have brought x a little out of the interval
     """
-    check_settings(steps=(steps, steps == int(steps) and steps >= 1, "a whole number, at least 1"),
+    check_settings(steps=(steps, is_whole(steps) and steps >= 1, "a whole number, at least 1"),
                    lowest=(lowest, 0 < lowest < 1, "in (0, 1)"), cushion=(cushion, 0 <= cushion < 1, "in [0, 1)"),
                    safety=(safety, safety >= 0, "at least 0"))
     low, high, found = lowest, 1.0, []

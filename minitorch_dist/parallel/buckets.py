@@ -49,7 +49,7 @@ class Bucket:
     def __init__(self, index, tensors, comm, over=None, names=None, unsummed=False):
         self.index, self.label, self.names, self.unsummed = index, f"bucket {index}", names or {}, unsummed
         for t in tensors:
-            t.leaf.over, t.leaf.unsummed = over, comm if unsummed else None
+            t.leaf.over, t.leaf.unsummed = over, comm if unsummed and comm.size > 1 else None
         self.flat = FlatBuffer(tensors, empty=comm.empty, spare=len(tensors))
         self.segments, self.grads = self.flat.segments, self.flat.grads
         self.tensors = self.leaves = list(tensors)      # the latter: what backward leaves gradients in

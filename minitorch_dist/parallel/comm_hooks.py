@@ -26,6 +26,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ..backend import device_of, module_of, to
+from ..flat import joined
 
 
 def all_reduce(comm, bucket):
@@ -269,9 +270,5 @@ def _all_reduce_together(comm, arrays):
     """Post one all-reduce for all the arrays, which are exchanged for views of what is summed."""
     if not arrays:
         return []
-    flat = np.concatenate([a.reshape(-1) for a in arrays])
-    at = 0
-    for i, a in enumerate(arrays):
-        arrays[i] = flat[at:at + a.size].reshape(a.shape)
-        at += a.size
+    flat, arrays[:] = joined(arrays)
     return [comm.all_reduce(flat, async_op=True)]

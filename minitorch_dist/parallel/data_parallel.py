@@ -37,7 +37,8 @@ class DistributedDataParallel(ReducingModule):
                        broadcast once, at the beginning. To leave a step half-way, call
                        forget_step(). Dropout must be keyed by sample: forward inside of backend.random_scope
     unsummed           parameters of the module whose gradients stay each rank's own, for an optimizer that adds up what
-                       it needs of them (optim.Dion); of these the ranks only tell each other who has used them
+                       it needs of them (optim.Dion); of these the ranks only tell each other who has used them.
+                       ValueError for others, and in exact mode
 
     Each bucket is posted from the gradient hook that completes it, in order, and waited for at the end of backward.
     After the first backward the buckets are cut anew, in the order in which rank 0's gradients came (exact mode keeps

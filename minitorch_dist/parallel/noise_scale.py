@@ -76,7 +76,7 @@ class GradientNoiseScale:
         self.model, self.decay, self.comm = model, decay, model.comm if wrapped else None
         params = self._trained()
         check_known(list(params.values()), "GradientNoiseScale")
-        if own := [p for p in params.values() if p.leaf.unsummed is not None and p.leaf.unsummed.size > 1]:
+        if own := [p for p in params.values() if p.leaf.unsummed is not None]:
             raise ValueError(f"GradientNoiseScale: {len(own)} of the parameters are `unsummed`, and nobody knows the "
                              "gradient of the whole batch, with which those of its parts are compared: measure a model "
                              "whose gradients are summed")

@@ -86,7 +86,8 @@ def test_steps_by_them(kind):
 
 
 @pytest.mark.parametrize(("settings", "says"), [
-    ({"steps": 0}, "steps is 0"), ({"steps": 2.5}, "steps is 2.5"), ({"lowest": 0}, "lowest is 0"),
+    ({"steps": 0}, "steps is 0"), ({"steps": 2.5}, "steps is 2.5"), ({"steps": "5"}, "steps is '5'"),
+    ({"steps": float("inf")}, "steps is inf"), ({"lowest": 0}, "lowest is 0"),
     ({"lowest": 1}, r"lowest is 1; it must be in \(0, 1\)"), ({"cushion": 1}, "cushion"), ({"safety": -0.1}, "safety")])
 def test_settings_out_of_range_raise(settings, says):
     with pytest.raises(ValueError, match=says):
