@@ -36,7 +36,7 @@ class Dion2(Muon):
     def __init__(self, params, lr=1e-2, fraction=0.25, momentum=0.95, weight_decay=0.01, ns_coefficients=COEFFICIENTS,
                  eps=1e-7, ns_steps=5, adjust_lr_fn=None):
         self.take(params, lr=lr, fraction=fraction, momentum=momentum, weight_decay=weight_decay,
-                  ns_coefficients=tuple(ns_coefficients), eps=eps, ns_steps=ns_steps, adjust_lr_fn=adjust_lr_fn)
+                  ns_coefficients=ns_coefficients, eps=eps, ns_steps=ns_steps, adjust_lr_fn=adjust_lr_fn)
 
     def update_all(self):
         moved = []      # (Matrix, this rank's momentum, its id, its group)

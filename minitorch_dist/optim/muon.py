@@ -72,11 +72,13 @@ class Muon(Optimizer):
     def __init__(self, params, lr=1e-3, weight_decay=0.1, momentum=0.95, nesterov=True, ns_coefficients=COEFFICIENTS,
                  eps=1e-7, ns_steps=5, adjust_lr_fn=None):
         self.take(params, lr=lr, weight_decay=weight_decay, momentum=momentum, nesterov=nesterov,
-                  ns_coefficients=tuple(ns_coefficients), eps=eps, ns_steps=ns_steps, adjust_lr_fn=adjust_lr_fn)
+                  ns_coefficients=ns_coefficients, eps=eps, ns_steps=ns_steps, adjust_lr_fn=adjust_lr_fn)
 
     def take(self, params, **settings):
         """Make state for matrices; ValueError for others, and for parts of which nobody knows where the rest is."""
-        name = type(self).__name__
+        name, coefficients = type(self).__name__, settings["ns_coefficients"]
+        if hasattr(coefficients, "__iter__"):       # what isn't its rule refuses
+            settings["ns_coefficients"] = tuple(coefficients)
         super().__init__(params, settings)
         check_pieces([p for group in self.param_groups for p in group["params"]], name)
         for flat, slots in zip(self.flats, self.slots, strict=True):

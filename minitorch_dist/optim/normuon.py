@@ -36,7 +36,7 @@ class NorMuon(Muon):
     def __init__(self, params, lr=1e-3, weight_decay=0.1, momentum=0.95, beta2=0.95, nesterov=False,
                  ns_coefficients=COEFFICIENTS, eps=1e-7, ns_steps=5):
         self.take(params, lr=lr, weight_decay=weight_decay, momentum=momentum, beta2=beta2, nesterov=nesterov,
-                  ns_coefficients=tuple(ns_coefficients), eps=eps, ns_steps=ns_steps)
+                  ns_coefficients=ns_coefficients, eps=eps, ns_steps=ns_steps)
 
     def kinds_of_state(self, tensor):
         names, _ = super().kinds_of_state(tensor)

@@ -94,7 +94,7 @@ def test_settings_out_of_range_raise(settings, says):
         optim.polar_express(**settings)
 
 
-@pytest.mark.parametrize("wrong", [(), ((1, 2),), ((1, 2, 3), (1, 2)), (1, 2)])
+@pytest.mark.parametrize("wrong", [(), ((1, 2),), ((1, 2, 3), (1, 2)), (1, 2), 3, None])
 def test_what_are_no_coefficients_is_refused(wrong):
     with pytest.raises(ValueError, match="it must be three numbers, or three for each step"):
         optim.Muon(leaves(start()), ns_coefficients=wrong)
