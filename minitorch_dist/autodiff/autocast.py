@@ -34,7 +34,7 @@ LOWER, FLOAT32, AS_GIVEN = "16 bits", "float32", "as given"
 CLASSES = {
     # Products: their sums are added up in float32, and rounded once.
     LOWER: "matmul linear linear_gelu conv einsum grouped_matmul grouped_outer attention ring_attention "
-           "all_gather_matmul matmul_reduce_scatter linear_cross_entropy",
+           "block_attention all_gather_matmul matmul_reduce_scatter linear_cross_entropy",
     # What leaves float16's range, or needs more than 11 bits. What ranks add up is added in float32 as well, forward
     # and backward.
     FLOAT32: "power exp expm1 log log1p rsqrt square sum cumsum prod softmax log_softmax softmax_cross_entropy "
@@ -44,7 +44,8 @@ CLASSES = {
               "relu erf greater greater_equal less less_equal equal not_equal logical_and logical_or logical_xor "
               "logical_not floor_divide where astype reshape transpose split pick concatenate getitem scatter_add "
               "reorder sort broadcast_to max min argmax argmin any all gelu swiglu windows fold to_device max_pool "
-              "avg_pool scatter_to gather_from all_to_all greatest_scores ring_greatest_scores",
+              "avg_pool scatter_to gather_from all_to_all greatest_scores ring_greatest_scores "
+              "greatest_block_scores",
 }
 CLASS_OF = {name: kind for kind, names in CLASSES.items() for name in names.split()}
 DTYPES = ("float16", "bfloat16")        # that autocast knows

@@ -13,7 +13,7 @@ from .ir import mapped, values_in
 
 # What kernels become -> fused ops that stay whole, for their own kernels know more than their definitions. None: all
 # (NumPy's are as good as tiles of single ops).
-WHOLE = {"c": {"conv", "max_pool", "avg_pool", "prod", "linear_cross_entropy"}, "numpy": None}
+WHOLE = {"c": {"conv", "max_pool", "avg_pool", "prod", "linear_cross_entropy", "block_attention"}, "numpy": None}
 WHOLE["triton"] = WHOLE["c"] | {"attention", "softmax_cross_entropy"}
 
 # Ops that give each element from the elements at the same place, with broadcasting.

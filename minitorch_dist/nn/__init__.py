@@ -4,6 +4,7 @@ from ..torch_names import of_module
 from . import init
 from .absent import without_values
 from .attention import MultiHeadAttention
+from .block_attention import BlockAttention
 from .containers import ModuleList, Sequential
 from .conv import AvgPool2d, Conv1d, Conv2d, MaxPool2d, Reshape
 from .cross_attention import CrossAttention
@@ -20,14 +21,15 @@ from .norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from .positions import Rotary
 from .summary import Summary, summary
 from .transformer import GPT, Embedding, TransformerBlock
+from .windows import Blocks
 
 __getattr__ = of_module(__name__)
 __all__ = [
-    "GELU", "GPT", "AvgPool2d", "BatchNorm", "Conv1d", "Conv2d", "CrossAttention", "DeltaAttention", "Dropout",
-    "Embedding", "Flatten", "GroupNorm", "Identity", "ImageTransformer", "LatentAttention", "LayerNorm", "LeakyReLU",
-    "Linear", "LinearAttention", "MaxPool2d", "MoE", "Module", "ModuleList", "MultiHeadAttention",
-    "MultiTokenPrediction", "Parameter", "RMSNorm", "ReLU", "Reshape", "ResidualBlock", "Rotary", "Sequential",
-    "Sigmoid", "Summary", "SwiGLU", "Tanh", "TransformerBlock", "binary_cross_entropy_with_logits", "cross_entropy",
-    "functional_call", "init", "lenet", "linear_cross_entropy", "mlp", "mse_loss", "multi_token_loss", "summary",
-    "without_values",
+    "GELU", "GPT", "AvgPool2d", "BatchNorm", "BlockAttention", "Blocks", "Conv1d", "Conv2d", "CrossAttention",
+    "DeltaAttention", "Dropout", "Embedding", "Flatten", "GroupNorm", "Identity", "ImageTransformer", "LatentAttention",
+    "LayerNorm", "LeakyReLU", "Linear", "LinearAttention", "MaxPool2d", "MoE", "Module", "ModuleList",
+    "MultiHeadAttention", "MultiTokenPrediction", "Parameter", "RMSNorm", "ReLU", "Reshape", "ResidualBlock", "Rotary",
+    "Sequential", "Sigmoid", "Summary", "SwiGLU", "Tanh", "TransformerBlock", "binary_cross_entropy_with_logits",
+    "cross_entropy", "functional_call", "init", "lenet", "linear_cross_entropy", "mlp", "mse_loss", "multi_token_loss",
+    "summary", "without_values",
 ]

@@ -19,9 +19,10 @@ from .. import backend
 from ..autodiff import ops
 from ..autodiff.modes import no_grad
 from ..autodiff.ops.attention import ALL, band_of, banded_attention, part_of_band
+from ..autodiff.ops.chosen_blocks import attend_to_blocks, means_of
 from ..autodiff.ops.indexing import numbers_in
 from ..autodiff.primitive import lower
-from ..backend import is_array, is_whole, module_of, to_device_of, whole, xp
+from ..backend import in_float32, is_array, is_whole, module_of, to_device_of, whole, xp
 from .containers import Sequential
 from .layers import GELU, Dropout, Identity, LeakyReLU, Linear, ReLU, Sigmoid, SwiGLU, Tanh
 from .module import Module, at_least_1
@@ -231,7 +232,7 @@ class _Kept(_Places):
         batch, heads, time, size = new.shape
         past = self.cache.past
         if kept is None or start != self.start or room != kept.shape[2]:
-            old, kept = kept, module_of(lower(new)).empty((batch, heads, room, size), new.dtype)
+            old, kept = kept, module_of(lower(new)).zeros((batch, heads, room, size), new.dtype)
             if old is not None:
                 kept[:, :, :past - start] = old[:, :, start - self.start:past - self.start]
         kept[:, :, past - start:past - start + time] = lower(new)
@@ -244,6 +245,33 @@ class _Kept(_Places):
         k, v = (x[:, :, there.start - self.start:there.stop - self.start] for x in (keys, values))
         # Of no tokens at all nothing is seen.
         return banded_attention(q, k, v, part_of_band(band_of(True, window), here, there) or ALL, scale, **more)
+
+
+class _KeptBlocks(_Kept):
+    """Of a BlockAttention: keys and values, room for whole blocks of them, and each whole block's mean key, by which a
+    new position chooses without looking at the keys."""
+
+    means = None
+
+    @property
+    def arrays(self):
+        return self.keys, self.values, self.means
+
+    def blocks(self, q, k, v, size, count, scale):
+        """ops.block_attention of the new positions to these and to what is kept."""
+        start, room = self._place(k.shape[2], None)
+        room += -room % size
+        self.keys, self.values = self._with(k, self.keys, start, room), self._with(v, self.values, start, room)
+        past = self.cache.past
+        until = past + k.shape[2]
+        if not past:
+            self.means = module_of(self.keys).zeros((*k.shape[:2], room // size, k.shape[3]), self.keys.dtype)
+        whole = slice(past // size, until // size)
+        self.means[:, :, whole] = means_of(self.keys[:, :, whole.start * size:whole.stop * size], size)
+        if count >= -(-until // size):
+            return self.attend(q, self.keys, self.values, scale)
+        return in_float32(attend_to_blocks, lower(q), self.keys, self.values, self.means[:, :, :until // size], until,
+                          size, count, scale)[0]
 
 
 class _KeptLatents(_Kept):
@@ -327,7 +355,7 @@ class _KeptState(_Places):
 
 
 # By an attention's `keeps`.
-KEPT = {"keys": _Kept, "latents": _KeptLatents, "state": _KeptState, "memory": _KeptMemory}
+KEPT = {"keys": _Kept, "blocks": _KeptBlocks, "latents": _KeptLatents, "state": _KeptState, "memory": _KeptMemory}
 
 
 def generate(model, tokens, count, temperature=1.0, stream=None, end=None, cache=None, top_k=None, top_p=None):

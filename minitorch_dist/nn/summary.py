@@ -28,6 +28,11 @@ def _attention(shape, q, k, band, mask=None, **_):
     return 2 * math.prod(q.shape[:2]) * pairs * (q.shape[3] + shape[-1])
 
 
+def _block_attention(shape, q, k, size, count, **_):
+    """And its choice."""
+    return 2 * math.prod(q.shape[:3]) * (count * size * (q.shape[3] + shape[-1]) + k.shape[2] // size * q.shape[3])
+
+
 def _ring_attention(shape, q, k, comm, band, **_):
     left, right = band
     seen = k.shape[2] * comm.size       # each rank's keys come by
@@ -43,6 +48,7 @@ FLOPS = {   # op -> (shape of its output, **what the tape keeps of it by name) -
     "nf4_linear": _nf4,
     "conv": lambda shape, weight, **_: 2 * math.prod(shape) * math.prod(weight.shape[1:]),
     "attention": _attention,
+    "block_attention": _block_attention,
     "ring_attention": _ring_attention,
     "all_gather_matmul": _linear,
     "matmul_reduce_scatter": lambda shape, weight, comm, **_: comm.size * _linear(shape, weight),   # of all positions

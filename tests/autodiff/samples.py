@@ -11,6 +11,7 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist.autodiff.ops.attention import greatest_scores
+from minitorch_dist.autodiff.ops.chosen_blocks import greatest_block_scores
 from minitorch_dist.autodiff.primitive import bind
 
 rng = np.random.default_rng(7)
@@ -226,6 +227,10 @@ SAMPLES += [
            (normal(2, 4, 3, 2), normal(2, 2, 4, 2), normal(2, 2, 4, 3), normal(4, 1, 4)), "of biased attention"),
     Sample("softmax", lambda q, k, v: mt.scaled_dot_product_attention(q, k, v, BIAS, is_causal=True),
            (normal(1, 2, 3, 2), normal(1, 1, 4, 2), normal(1, 1, 4, 2)), "of biased and causal attention"),
+    Sample("block_attention", lambda q, k, v: mt.block_attention(q, k, v, 2, 2),
+           (normal(2, 4, 5, 3), normal(2, 2, 7, 3), normal(2, 2, 7, 4))),
+    Sample("block_attention", lambda q, k, v: mt.block_attention(q, k, v, 3, 1, 0.7),
+           (normal(1, 2, 8, 2), normal(1, 1, 8, 2), normal(1, 1, 8, 3)), "own blocks"),
 ]
 
 def scores(x, y):
@@ -233,11 +238,19 @@ def scores(x, y):
     return greatest_scores(*(mt.reshape(z, (1, -1, 1, z.shape[-1])) for z in (x, y)), scale=0.5)
 
 
+def block_scores(x, y):
+    """Of the rows of two arrays, as if they were heads; of y as many as are wanted."""
+    x, y = (mt.reshape(z, (1, -1, 1, z.shape[-1])) for z in (x, y))
+    times = mt.concatenate([y] * 3, 2)
+    return greatest_block_scores(x, times, 1, 2, 0.5)
+
+
 # They have no derivative: constants of the level below. {name: function of one array or two, of equal last axes}
 CONSTANT = {name: getattr(mt, name) for name in (
     "sign", "floor", "ceil", "greater", "greater_equal", "less", "less_equal", "equal", "not_equal", "argmax", "argmin",
     "any", "all", "isnan", "isfinite", "logical_and", "logical_or", "logical_xor", "logical_not", "floor_divide")}
 CONSTANT["greatest_scores"] = scores
+CONSTANT["greatest_block_scores"] = block_scores
 
 
 def entries():

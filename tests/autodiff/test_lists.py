@@ -19,7 +19,8 @@ LABELS = np.array([2, 0, 1])
 # What a function is given behind or in place of x = SQUARE and y = OTHER.
 GIVEN = {
     "astype": [SQUARE, "float32"], "avg_pool1d": [IMAGES[0], 2], "avg_pool2d": [IMAGES, 2],
-    "broadcast_to": [SQUARE, (2, 3, 3)], "chunk": [SQUARE, 2], "clip": [SQUARE, 0.7, 1.0],
+    "block_attention": [HEADS, HEADS + 1, HEADS - 1, 1, 2], "broadcast_to": [SQUARE, (2, 3, 3)],
+    "chunk": [SQUARE, 2], "clip": [SQUARE, 0.7, 1.0],
     "conv1d": [IMAGES[..., 0], KERNELS[..., 0], SQUARE[0, :2]], "conv2d": [IMAGES, KERNELS],
     "conv_transpose1d": [IMAGES[..., 0], KERNELS[..., 0]], "conv_transpose2d": [IMAGES, KERNELS],
     "dropout": [SQUARE, 0.0],

@@ -75,6 +75,8 @@ MODELS = {  # name -> (constructor, data, dropouts per step)
     "reader": (lambda: Reader(), text, 2),
     "gpt, linear": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, window="linear"), text, 0),
     "gpt, delta": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, window="delta"), text, 0),
+    "gpt, blocks": (lambda: nn.GPT(11, 7, layers=2, heads=4, kv_heads=2, dim=8, window=(nn.Blocks(2, 2), None)), text,
+                    0),
     "gpt, ignored": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8), lambda: text(0.3), 0),
     "gpt of experts": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, moe={"experts": 4, "z": 0.1}), text, 0),
     "gpt of experts without a capacity": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, moe={
@@ -144,7 +146,7 @@ def test_every_model_trains_to_the_same_bits_without_hidden_copies(name):
         assert_same(here, there)
     # Up: inputs and labels, and dropout's numbers. Down: the loss, and with it the answers of the checks; and how many
     # rows each expert has, where they have no capacity.
-    assert there[3] == {"up": 2 + dropouts, "down": 2 + ("without a capacity" in name)}
+    assert there[3] == {"up": 2 + dropouts, "down": 2 + ("without a capacity" in name) + 2 * ("blocks" in name)}
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -245,7 +247,8 @@ def test_loss_scaling_takes_numbers_and_arrays_of_one_element(device, wrap):
     assert adam.state_dict()["steps"] == [2]
 
 
-@pytest.mark.parametrize("kind", [{}, {"latent": {}}, {"window": "linear"}, {"window": "delta"}], ids=str)
+@pytest.mark.parametrize("kind", [{}, {"latent": {}}, {"window": "linear"}, {"window": "delta"},
+                                  {"window": nn.Blocks(2, 2)}], ids=str)
 def test_generation_and_attention_weights(kind):
     mt.manual_seed(0)
     net = nn.GPT(11, 8, layers=1, heads=2, dim=8, positions="rotary", **kind)

@@ -382,7 +382,7 @@ def test_wrong_arguments():
             nn.TransformerBlock(8, 2, window=kind)
         with pytest.raises(ValueError, match=f"{layer.__name__}: 5 heads must divide dim 12"):
             layer(12, 5)
-    with pytest.raises(ValueError, match="numbers of positions, linear, delta or all"):
+    with pytest.raises(ValueError, match="numbers of positions, blocks like 4x64, linear, delta or all"):
         read_windows("linear,none")
     windows = ("linear", 4, None, "delta")
     assert read_windows("linear,4,all,delta") == windows and as_text(windows) == "linear,4,all,delta"

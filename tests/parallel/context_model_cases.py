@@ -32,6 +32,7 @@ SETTINGS = {        # GPT's arguments
     "latents dropped": {"positions": "rotary", "latent": {"kv_rank": 6, "q_rank": 5}, "attention_dropout": 0.3},
     "linear": {"window": ("linear", None), "dropout": 0.2, "qk_norm": True},
     "delta": {"window": ("delta", None), "dropout": 0.2, "qk_norm": True},
+    "blocks": {"window": (nn.Blocks(2, 3), None), "dropout": 0.2, "positions": "rotary"},
     "mixture": {"dropout": 0.2, "moe": {
         "experts": 4, "capacity_factor": None, "group": "sequence", "balance": 0.3, "z": 0.1, "std": 0.3,
         "sequence_balance": 0.2}},
@@ -313,6 +314,7 @@ def errors():
     attempt("heads", lambda: cp.ulysses_attention(q(1, 3, 4, 4), q(1, 3, 4, 4), q(1, 3, 4, 4), world))
     attempt("kv heads", lambda: cp.ulysses_attention(q(1, 4, 4, 4), q(1, 1, 4, 4), q(1, 1, 4, 4), world))
     attempt("heads of a model", lambda: cut(nn.TransformerBlock(6, 3), how="all_to_all"))
+    attempt("blocks", lambda: cut(gpt("blocks")))
     attempt("no attention", lambda: cut(nn.Sequential(nn.Linear(3, 4))))
     attempt("mixture", lambda: cut(nn.GPT(VOCABULARY, LENGTH, moe={"experts": 2})))
     for name, layer in {"convolution": nn.Conv1d(6, 6, 3, padding=1), "pooling": nn.AvgPool2d(2),

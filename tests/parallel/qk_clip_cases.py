@@ -21,7 +21,8 @@ from .packing_cases import LENGTH, VOCABULARY
 
 STEPS, THRESHOLD = 4, 2.0
 GPTS = {"gpt": {"window": (None, 5)}, "llama": FAMILIES["llama"] | {"tied": False, "kv_heads": 2},
-        "deepseek": FAMILIES["deepseek"] | {"window": (None, "delta")}}
+        "deepseek": FAMILIES["deepseek"] | {"window": (None, "delta")},
+        "blocks": {"window": (nn.Blocks(2, 3), None, nn.Blocks(1, 4))}}
 
 
 def gpt(name, dtype=np.float64):

@@ -248,7 +248,9 @@ def furthest(got, wanted):
     ("linear", 4, {"cp": 2, "tp": 2}, {"sequence": True, "overlap": True, "layout": "contiguous"}),
     ("linear", 4, {"cp": 2, "tp": 2}, {"sequence": "regather", "tensor_first": False}),
     ("delta", 4, {"cp": 4}, {"layout": "contiguous"}), ("delta", 4, {"cp": 2}, {"stage": 3, "how": "all_to_all"}),
-    ("delta", 4, {"cp": 2, "tp": 2}, {"sequence": True, "tensor_first": False})], ids=str)
+    ("delta", 4, {"cp": 2, "tp": 2}, {"sequence": True, "tensor_first": False}),
+    ("blocks", 4, {"cp": 4}, {"how": "all_to_all"}), ("blocks", 4, {"cp": 2}, {"how": "all_to_all", "stage": 3}),
+    ("blocks", 4, {"cp": 2, "tp": 2}, {"how": "all_to_all", "layout": "contiguous", "sequence": True})], ids=str)
 def test_one_curve_on_any_mesh(one_process, setting, n, sizes, more):
     """AdamW, dropout, clipping, float64, unequal batches along dp: within 1e-10 of one process, on every rank."""
     losses, wanted = one_process[setting]
@@ -322,6 +324,8 @@ def test_errors_say_what_to_do():
         "generate": ("ValueError", "load the state_dict into a GPT that is not divided"),
         "weights": ("ValueError", "load the state_dict into a model that is not divided"),
         "longer": ("ValueError", "GPT of length 16 was given 32 tokens"),
+        "blocks": ("ValueError", "blocks.0.attention chooses among all blocks of keys, of which a ring has a few at a "
+                                 "time: take how='all_to_all'"),
         "copied": ("TypeError", "can't be copied or pickled"),
         "not summed": ("RuntimeError", "nobody sums the gradients of what they hold alike: wrap the whole model"),
         "not all ranks": ("ValueError", "lacks"), "not all ranks, sharded": ("ValueError", "fully_shard: "),

@@ -42,7 +42,8 @@ def test_some_are_clipped():
     ("gpt", 2, {"cp": 2}, {"packs": True}), ("llama", 2, {"cp": 2}, {"how": "all_to_all", "packs": True}),
     ("deepseek", 2, {"cp": 2}, {"how": "all_to_all"}), ("llama", 4, {"cp": 4}, {}),
     ("llama", 4, {"tp": 2}, {"stage": 3}), ("deepseek", 4, {"tp": 2}, {"stage": 2}),
-    ("gpt", 4, {"tp": 2, "cp": 2}, {"stage": 3, "packs": True})])
+    ("gpt", 4, {"tp": 2, "cp": 2}, {"stage": 3, "packs": True}),
+    ("blocks", 2, {}, {"stage": 3}), ("blocks", 4, {"tp": 2, "cp": 2}, {"how": "all_to_all"})])
 def test_one_curve(name, n, sizes, how):
     """float64: losses, scores and parameters of one process, on every rank."""
     history, state = wanted(name, how.get("packs", False))

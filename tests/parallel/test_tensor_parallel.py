@@ -119,7 +119,7 @@ def one_process():
 
 @pytest.mark.parametrize(("setting", "n", "size"), [("tied", 2, 2), ("tied", 4, 2), ("rotary, untied", 2, 2),
                                                     ("logits stay apart", 2, 2), ("by tiles", 4, 2),
-                                                    ("linear", 4, 2), ("delta", 4, 2)])
+                                                    ("linear", 4, 2), ("delta", 4, 2), ("blocks", 4, 2)])
 def test_one_curve_on_any_mesh(one_process, setting, n, size):
     """AdamW, dropout, clipping, float64: the parameters of one process, within 1e-10, on every rank."""
     losses, wanted, nbytes = one_process[setting]

@@ -32,6 +32,7 @@ from .arrange import (
     tile,
 )
 from .attention import scaled_dot_product_attention
+from .chosen_blocks import block_attention
 from .convolution import conv1d, conv2d, conv_transpose1d, conv_transpose2d
 from .device import to_device
 from .einsum import einsum, outer, tensordot

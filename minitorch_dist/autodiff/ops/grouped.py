@@ -35,23 +35,25 @@ def _groups(counts):
     return found
 
 
-def _matmul(x, w, counts):
+def grouped_products(x, w, counts):
+    """grouped_matmul of arrays."""
     out = module_of(x).empty((len(x), w.shape[2]), result_type(x, w))
     for group, rows in _groups(counts):
         backend.matmul(x[rows], w[group], out=out[rows])
     return out
 
 
-def _outer(x, y, counts):
+def grouped_outer_products(x, y, counts):
+    """grouped_outer of arrays."""
     out = module_of(x).zeros((len(counts), x.shape[1], y.shape[1]), result_type(x, y))
     for group, rows in _groups(counts):
         backend.matmul(x[rows].T, y[rows], out=out[group])
     return out
 
 
-_grouped_matmul = Primitive("grouped_matmul", _matmul, "x w", "counts", x=(grouped_by_matrices, "w counts"),
+_grouped_matmul = Primitive("grouped_matmul", grouped_products, "x w", "counts", x=(grouped_by_matrices, "w counts"),
                             w=(grouped_by_rows, "x counts"))
-_grouped_outer = Primitive("grouped_outer", _outer, "x y", "counts", x=(outer_by_right, "y counts"),
+_grouped_outer = Primitive("grouped_outer", grouped_outer_products, "x y", "counts", x=(outer_by_right, "y counts"),
                            y=(outer_by_left, "x counts"))
 
 

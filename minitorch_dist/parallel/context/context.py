@@ -32,11 +32,13 @@ from dataclasses import is_dataclass, replace
 
 from ...autodiff import ops
 from ...autodiff.ops.attention import band_of, greatest_scores, numbered
+from ...autodiff.ops.chosen_blocks import greatest_block_scores
 from ...autodiff.ops.shape import inverse
 from ...autodiff.primitive import lower
 from ...backend import to_device_of
 from ...comm.mesh import check_no_mesh
 from ...nn.attention import MultiHeadAttention
+from ...nn.block_attention import BlockAttention
 from ...nn.conv import Conv1d, Conv2d, MaxPool2d
 from ...nn.cross_attention import CrossAttention
 from ...nn.layers import Dropout, Flatten
@@ -117,11 +119,10 @@ def ulysses_attention(query, key, value, comm, causal=False, layout="zigzag", sc
         documents = numbered(documents, (query.shape[0], comm.size * query.shape[TIME]))
     what = settings(band_of(causal, window), scale, layout, documents)
     q, k, v = (_part_of_heads(x, comm, layout, what) for x in (query, key, value))
-    here = slice(comm.rank * q.shape[1], (comm.rank + 1) * q.shape[1])
-    sinks = sinks if sinks is None else sinks[here]
+    if sinks is not None:
+        sinks = sinks[comm.rank * q.shape[1]:(comm.rank + 1) * q.shape[1]]
     if note is not None:
-        scores = greatest_scores(q, k, None, causal, scale, documents, window)
-        note(ops.pad(scores, (here.start, query.shape[1] - here.stop), constant_values=-math.inf))
+        note(_among_all(greatest_scores(q, k, None, causal, scale, documents, window), comm))
     y = ops.scaled_dot_product_attention(q, k, v, dropout_p=dropped or 0.0, is_causal=causal, scale=scale,
                                          documents=documents, window=window, sinks=sinks)
     return _part_of_time(y, comm, layout, what)
@@ -132,6 +133,12 @@ def check_heads(name, heads, kv_heads, comm):
     if heads % comm.size or kv_heads % comm.size:
         raise ValueError(f"{name}: {comm.size} ranks must divide the {heads} heads and the {kv_heads} kv_heads; a ring "
                          "doesn't ask for that")
+
+
+def _among_all(scores, comm):
+    """Numbers of this rank's heads among those of all, -inf of the others'."""
+    here = len(scores)
+    return ops.pad(scores, (comm.rank * here, (comm.size - 1 - comm.rank) * here), constant_values=-math.inf)
 
 
 def _part_of_heads(x, comm, layout, what):
@@ -201,6 +208,17 @@ class Context(Module):
 
     def forward(self, q, k, v, causal, scale=None, documents=None, window=None, **more):
         y = HOW[self.how](q, k, v, self.comm, causal, self.layout, scale, documents, window, **more)
+        check_summed(self, y)
+        return y
+
+    def blocks(self, q, k, v, size, count, scale, note=None):
+        """nn.BlockAttention's, of this rank's positions, by whole sequences of its share of the heads; note: as
+        ulysses_attention's."""
+        what = f"{count} blocks of {size}, scale={scale}, {self.layout}"
+        q, k, v = (_part_of_heads(x, self.comm, self.layout, what) for x in (q, k, v))
+        if note is not None:
+            note(_among_all(greatest_block_scores(q, k, size, count, scale), self.comm))
+        y = _part_of_time(ops.block_attention(q, k, v, size, count, scale), self.comm, self.layout, what)
         check_summed(self, y)
         return y
 
@@ -275,6 +293,9 @@ def _check(path, module, context):
         if module.sinks is not None:
             raise ValueError(f"context_parallel: {path} has sinks, which a ring would count once per rank: take "
                              "how='all_to_all', or leave them out")
+        if isinstance(module, BlockAttention):
+            raise ValueError(f"context_parallel: {path} chooses among all blocks of keys, of which a ring has a few "
+                             "at a time: take how='all_to_all'")
     if isinstance(module, Context):
         raise ValueError(f"context_parallel: the sequences are divided already, {module.extra_repr()}")
     shared = isinstance(module, MultiHeadAttention) and not isinstance(module, LinearAttention)

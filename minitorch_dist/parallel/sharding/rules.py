@@ -16,7 +16,7 @@ import functools
 import math
 from dataclasses import dataclass, field, replace
 
-from ...autodiff.ops.attention import ALL
+from ...autodiff.ops.attention import ALL, CAUSAL
 from ...autodiff.ops.indexing import is_basic
 from ...autodiff.ops.reduction import normal_axes
 
@@ -267,6 +267,11 @@ def _greatest_scores(shapes, p):
     return Factors((queries, keys, *more), ((heads,),), found.extents, found.whole)
 
 
+def _by_blocks(rule):
+    """Attention's of whole sequences, among whose blocks each position chooses."""
+    return lambda shapes, p: rule(shapes, {"documents": None, "band": CAUSAL})
+
+
 def _einsum(shapes, p):
     inputs, _, output = p["subscripts"].partition("->")
     return factors([list(part) for part in inputs.split(",")], [list(output)], shapes)
@@ -293,6 +298,7 @@ RULES = {
     "matmul": _text("…ik,…kj->…ij"), "linear": _text("…k,ok,o->…o", "k"), "linear_gelu": _text("…k,ok,o->…o", "k"),
     "grouped_matmul": _text("_k,_kj->_j"), "grouped_outer": _text("_i,_j->_ij"),
     "einsum": _einsum, "attention": _attention, "greatest_scores": _greatest_scores, "conv": _conv,
+    "block_attention": _by_blocks(_attention), "greatest_block_scores": _by_blocks(_greatest_scores),
     "max_pool": _text("bc*->bc*"), "avg_pool": _text("bc*->bc*"),
     "windows": functools.partial(_windows, more=True), "fold": functools.partial(_windows, more=False),
     "layer_norm": _norm, "rms_norm": _norm, "batch_norm": _text("bc*,c,c->bc*,c,c", "b"),
@@ -300,7 +306,8 @@ RULES = {
 }
 
 # Which collective makes the whole of the parts where a factor is lost.
-REDUCED_BY = {"max": "max", "min": "min", "any": "max", "all": "min", "greatest_scores": "max"}      # all others: "sum"
+REDUCED_BY = {"max": "max", "min": "min", "any": "max", "all": "min", "greatest_scores": "max",      # others: "sum"
+              "greatest_block_scores": "max"}
 
 # Linear ops, through which a sum that is pending passes. "sum": what is no pending sum becomes one, if that makes it no
 # larger; "product": the other operand is a constant; "quotient": of the first operand, by a constant.
