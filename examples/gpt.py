@@ -23,6 +23,7 @@ from minitorch_dist.data.packing import apart, concatenate, pack
 from minitorch_dist.data.text import IGNORED, Windows, addition, read_text
 from minitorch_dist.nn.decoding import COLDEST
 from minitorch_dist.nn.transformer import FAMILIES
+from minitorch_dist.nn.windows import as_text, blocks_of, windows_of
 from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.qk_clip import QKClip
 
@@ -201,7 +202,8 @@ def parse(argv):
     p.add_argument("--kv-heads", type=int, help="heads of keys and values, fewer than heads for grouped queries")
     p.add_argument("--window", metavar="N", help="characters that one sees at most, itself among them (default: all); "
                    "several, by commas, for one block after another, and again from the first: 16,16,all; "
-                   "linear: all, kept as a state of fixed size; delta: the same, what is under a key is replaced")
+                   "4x16: 4 blocks of 16, which it chooses; linear: all, kept as a state of fixed size; delta: the "
+                   "same, what is under a key is replaced")
     p.add_argument("--qk-norm", action="store_true", help="norms of each head's queries and keys")
     p.add_argument("--family", choices=list(FAMILIES), default="gpt",
                    help="llama: rotary positions, RMS norms, SwiGLU, no biases, an output layer of its own; deepseek: "
@@ -267,6 +269,8 @@ def parse(argv):
         p.error(f"--mfu --predict {args.predict}: the operations of tokens further ahead are not counted")
     if args.pack is not None and not (args.text and args.pack):
         p.error("--pack wants a --text, and a SEPARATOR of a character or more")
+    if args.pack and any(map(blocks_of, windows_of(args.window))):
+        p.error(f"--pack --window {as_text(args.window)}: blocks that are chosen would be of several documents")
     p.check_needs(args, {"--text": (args.text, ["eval_windows", "sample", "temperature", "top_k", "top_p"])})
     return args
 

@@ -4,6 +4,7 @@
     mpirun -n 4 python examples/long_context.py --lengths 1024,2048,4096 --how all_to_all --text play.txt
     mpirun -n 4 python examples/long_context.py --window 64 --layout contiguous
     mpirun -n 4 python examples/long_context.py --window linear --layout contiguous     # or delta
+    mpirun -n 4 python examples/long_context.py --window 4x16 --how all_to_all      # 4 blocks of 16, which are chosen
 
 For each length T it runs forward and backward of a small GPT on one sequence:
 whole, as a ring, and by all-to-all between sequence and heads. The ledger says
@@ -22,7 +23,7 @@ from minitorch_dist import comm, ledger, nn, optim, program, training
 from minitorch_dist.backend import manual_seed
 from minitorch_dist.data import Loader
 from minitorch_dist.data.text import Windows, read_text
-from minitorch_dist.nn.windows import LINEAR, STATES, window_of, windows_of
+from minitorch_dist.nn.windows import LINEAR, STATES, as_text, blocks_of, window_of, windows_of
 from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.parallel.context.context import HOW, check_heads, context_parallel, cut_sequence
 from minitorch_dist.parallel.context.ring_attention import chunks
@@ -38,8 +39,9 @@ def parse(argv):
     p.add_argument("--lengths", default="256,512,1024", help="positions per sequence, comma-separated")
     p.add_argument("--how", choices=list(HOW), default="ring", help="what trains")
     p.add_argument("--layout", choices=["zigzag", "contiguous"], default="zigzag", help="who has which positions")
-    p.add_argument("--window", metavar="N", help="positions that one sees at most (default: all before it), or linear "
-                   "or delta, which keep a state of them; several, by block: linear,all")
+    p.add_argument("--window", metavar="N", help="positions that one sees at most (default: all before it); 4x16: so "
+                   "many blocks, of so many positions, that it chooses; linear or delta, which keep a state of them; "
+                   "several, by block: linear,all")
     p.add_argument("--text", type=Path, default=README, help="a UTF-8 file to learn (default: this project's README)")
     p.add_argument("--steps", type=int, default=5, help="optimizer steps")
     p.add_argument("--batch-size", type=int, default=2, help="sequences per step")
@@ -55,6 +57,11 @@ def gpt(args, vocabulary, length, dtype):
     """The same model on every rank."""
     manual_seed(args.seed)
     return nn.GPT(vocabulary, length, dtype=dtype, window=args.window, **MODEL)
+
+
+def ways(args):
+    """In which the ranks can share sequences: all, or where blocks are chosen, by heads alone."""
+    return [how for how in HOW if how != "ring" or not any(map(blocks_of, args.window))]
 
 
 def count(args, text, length, ranks, how=None):
@@ -84,18 +91,19 @@ def of_block(how, window, part, n, layout):
         return 2 * (n - 1) * pieces * MODEL["heads"] * (state + (1 if window == LINEAR else state)) * 4
     once = 2 * part * MODEL["dim"] * 4      # this rank's keys and values
     hops = n - 1        # and with a window as far as it reaches, where neighbours in the sequence are so in the ring
-    if window and (layout == "contiguous" or window == 1):
+    if isinstance(window, int) and (layout == "contiguous" or window == 1):
         hops = min(hops, math.ceil((window - 1) / part))
     return {"ring": 3 * hops * once, "all_to_all": 4 * (n - 1) * once / n}[how]
 
 
 def table(args, text, ranks):
     """What a rank keeps and sends, for every length, as lines of text. Collective."""
+    heads = "".join(f"{f'{how}: kept':>18}{'sent':>16}" for how in ways(args))
     lines = [f"one sequence on {ranks.size} rank{'s' * (ranks.size > 1)}, float32; MB of this rank, sent: counted / on "
-             "paper", f"{'T':>6}{'whole: kept':>14}" + "".join(f"{f'{how}: kept':>18}{'sent':>16}" for how in HOW)]
+             "paper", f"{'T':>6}{'whole: kept':>14}{heads}"]
     for length in args.lengths:
         line = f"{length:6}{count(args, text, length, ranks)[0] / MB:14.2f}"
-        for how in HOW:
+        for how in ways(args):
             kept, sent = count(args, text, length, ranks, how)
             line += f"{kept / MB:18.2f}{sent / MB:9.3f}/{on_paper(how, length, ranks.size, args) / MB:6.3f}"
         lines.append(line)
@@ -126,6 +134,9 @@ def train(args, text, ranks, divided):
 
 def check(args, text, world):
     """ValueError on all ranks for what can't be done."""
+    if args.how not in ways(args):
+        raise ValueError(f"--how {args.how} --window {as_text(args.window)}: a ring doesn't have all blocks to choose "
+                         f"from: --how {' or '.join(ways(args))}")
     if not set(args.window) <= set(STATES):     # states are of all heads on each rank
         check_heads("all-to-all, which is counted beside the ring", MODEL["heads"], MODEL["heads"], world)
     for length in args.lengths:

@@ -89,7 +89,8 @@ def parse(argv):
         p.add_argument(f"--{name.replace('_', '-')}", *ALIASES.get(name, []), type=int, default=default, help=text)
     p.add_argument("--window", metavar="N", help="characters that one sees at most, itself among them (default: all); "
                    "several, by commas, for one block after another, and again from the first: 4,4,all; "
-                   "linear: all, kept as a state of fixed size; delta: the same, what is under a key is replaced")
+                   "2x4: 2 blocks of 4, which it chooses; linear: all, kept as a state of fixed size; delta: the "
+                   "same, what is under a key is replaced")
     p.add_argument("--qk-norm", action="store_true", help="norms of each head's queries and keys")
     p.add_argument("--experts", type=int, default=0, help="in each block, of which a token meets two (default: none)")
     p.add_argument("--no-capacity", action="store_true", help="an expert takes all tokens that choose it (default: "

@@ -143,6 +143,8 @@ def test_documents_packed(tmp_path):
     for more in (["--pack"], ["--text", tmp_path / "lines.txt", "--pack", ""]):
         refused = here.run(GPT, *more, *TINY, "--out", tmp_path / "refused")
         assert refused.status == 2 and "--pack wants a --text" in refused.stderr
+    refused = here.run(GPT, *flags, "--window", "2x4", "--out", tmp_path / "refused")
+    assert refused.status == 2 and "--pack --window 2x4: blocks that are chosen would be of several" in refused.stderr
 
 
 def test_several_tokens_are_predicted(tmp_path):

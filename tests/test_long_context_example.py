@@ -46,6 +46,24 @@ def test_states_are_sent_whatever_the_length(tmp_path, window, left):
     assert all(float(line.split()[3]) < 1e-10 for line in lines[-2:])
 
 
+def test_chosen_blocks(tmp_path):
+    """By heads alone: what is kept grows with the length, not with its square."""
+    (tmp_path / "text").write_text("abcdefg " * 200)
+    flags = "--lengths", "64,128,256", "--steps", "2", "--window", "3x8", "--text", str(tmp_path / "text")
+    found = run(*flags, "--how", "all_to_all")
+    assert [(status, err) for status, _, err in found] == [(0, "")] * 2 and "ring" not in found[0][1], found
+    lines = found[0][1].splitlines()
+    rows = [list(map(float, re.findall(r"\d+\.?\d*", line))) for line in lines[2:5]]
+    for t, whole, heads, sent, paper in rows:
+        assert heads == pytest.approx(whole / 2, rel=0.02)
+        assert sent == paper == pytest.approx(4 * t * 64 * 4 / 1e6, abs=1e-3)
+    assert rows[2][1] < 2.05 * rows[1][1] < 4.2 * rows[0][1]
+    assert all(float(line.split()[3]) < 1e-10 for line in lines[-2:])
+    found = run(*flags)
+    said = "long_context.py: --how ring --window 3x8: a ring doesn't have all blocks to choose from: --how all_to_all"
+    assert [status for status, *_ in found] == [2, 2] and said in found[0][2], found
+
+
 def test_what_does_not_fit_is_said_once():
     found = run("--lengths", "30")
     said = [line for *_, err in found for line in err.splitlines() if line.startswith("long_context.py: ")]

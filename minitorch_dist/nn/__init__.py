@@ -21,11 +21,10 @@ from .norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from .positions import Rotary
 from .summary import Summary, summary
 from .transformer import GPT, Embedding, TransformerBlock
-from .windows import Blocks
 
 __getattr__ = of_module(__name__)
 __all__ = [
-    "GELU", "GPT", "AvgPool2d", "BatchNorm", "BlockAttention", "Blocks", "Conv1d", "Conv2d", "CrossAttention",
+    "GELU", "GPT", "AvgPool2d", "BatchNorm", "BlockAttention", "Conv1d", "Conv2d", "CrossAttention",
     "DeltaAttention", "Dropout", "Embedding", "Flatten", "GroupNorm", "Identity", "ImageTransformer", "LatentAttention",
     "LayerNorm", "LeakyReLU", "Linear", "LinearAttention", "MaxPool2d", "MoE", "Module", "ModuleList",
     "MultiHeadAttention", "MultiTokenPrediction", "Parameter", "RMSNorm", "ReLU", "Reshape", "ResidualBlock", "Rotary",

@@ -7,16 +7,15 @@ from ..autodiff.primitive import lower
 from ..backend import xp
 from .attention import MultiHeadAttention, unit_values
 from .decoding import by_position
+from .module import at_least_1
 
 
 class BlockAttention(MultiHeadAttention):
     """Causal self-attention, (batch, time, dim) -> (batch, time, dim), with MultiHeadAttention's arguments of the same
-    names, parameters, context and scale. Each position looks at `blocks.count` blocks of `blocks.size` positions, its
-    own among them; the others each head chooses anew for each position, among those that are whole and lie before.
+    names, parameters, context and scale. Each position looks at `count` blocks of `block_size` positions, its own among
+    them; the others each head chooses anew for each position, among those that lie before.
 
-        nn.GPT(…, window=nn.Blocks(4, 64))      in every block of the GPT: 4 · 64 positions at most, of any number
-
-    blocks  an nn.Blocks
+        nn.GPT(…, window="4x64")        in all blocks of a GPT: 4 · 64 positions at most, of any number
 
     There are no more parameters than in MultiHeadAttention, so that a model may be trained with the one, and go on with
     the other. Packed documents are refused (ValueError): a block's mean key would be of several.
@@ -25,17 +24,16 @@ class BlockAttention(MultiHeadAttention):
 
     keeps = "blocks"    # of keys and values, in a KeyValueCache
 
-    def __init__(self, dim, heads, blocks, kv_heads=None, rotary=False, dtype=xp.float32, std=0.02, bias=True,
-                 qk_norm=False):
+    def __init__(self, dim, heads, count, block_size, kv_heads=None, rotary=False, dtype=xp.float32, std=0.02,
+                 bias=True, qk_norm=False):
         super().__init__(dim, heads, kv_heads, True, rotary, dtype, std, bias, None, qk_norm)
-        self.blocks = blocks
+        self.count, self.block_size = at_least_1("BlockAttention", count=count, block_size=block_size)
 
     def weights(self, x):
         self._check_whole("weights")
         with no_grad():
             q, k, _ = self._queries_keys_values(x)
-            return lower(ops.block_attention(q, k, unit_values(x, k), self.blocks.size, self.blocks.count,
-                                             self._scale()))
+            return lower(ops.block_attention(q, k, unit_values(x, k), *self._rules()))
 
     @by_position
     def forward(self, x, documents=None):
@@ -44,12 +42,16 @@ class BlockAttention(MultiHeadAttention):
                              "on rows of one document each, or take another window")
         watched = self._watched()
         q, k, v = self._queries_keys_values(x)
-        rules = self.blocks.size, self.blocks.count, self._scale()
+        rules = self._rules()
         if self.context is not None:
             return self._merged(self.context.blocks(q, k, v, *rules, **({"note": self._note} if watched else {})))
         if watched:
             self._note(greatest_block_scores(q, k, *rules))
         return self._merged(ops.block_attention(q, k, v, *rules))
 
+    def _rules(self):
+        """What the op takes besides queries, keys and values."""
+        return self.block_size, self.count, self._scale()
+
     def extra_repr(self):
-        return f"{super().extra_repr()}, blocks={self.blocks}"
+        return f"{super().extra_repr()}, {self.count} blocks of {self.block_size}"

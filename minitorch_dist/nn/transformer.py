@@ -22,7 +22,7 @@ from .module import Module, Parameter, at_least_1
 from .moe import MoE
 from .norm import LayerNorm, RMSNorm
 from .positions import Rotary, places
-from .windows import Blocks, window_of, windows_of
+from .windows import blocks_of, window_of, windows_of
 
 
 class Embedding(Module):
@@ -121,12 +121,13 @@ class TransformerBlock(Module):
     rotary, qk_norm, window  MultiHeadAttention's
     window  also "linear" or "delta": attention is LinearAttention or DeltaAttention, which is causal (else ValueError),
             and has neither kv_heads, rotary positions nor latents
-    window  also a Blocks: attention is BlockAttention, which is causal and has no latents (else ValueError)
+    window  also "4x64": attention is BlockAttention of 4 blocks of 64, which is causal (else ValueError), and has no
+            latents
     cross   between the two, x + cross_attention(norm(x), memory): a decoder's block, which reads what an encoder has
             made, (batch, sources, dim). Of several: Sequential(*blocks)(x, None, memory, memory_mask)
     attention_dropout  MultiHeadAttention's dropout, of weights, where `dropout` is of results. ValueError beside states
-            and Blocks
-    sinks   MultiHeadAttention's. ValueError beside latents, states and Blocks
+            and blocks
+    sinks   MultiHeadAttention's. ValueError beside latents, states and blocks
     """
 
     cross_norm = cross_attention = None
@@ -139,12 +140,12 @@ class TransformerBlock(Module):
         hidden = 4 * dim if hidden is None else hidden
         if norm not in NORMS:
             raise ValueError(f"TransformerBlock: norm={norm!r}; use {' or '.join(map(repr, NORMS))}")
-        of_states, of_blocks = OF_STATES.get(window), isinstance(window, Blocks)
+        of_states, blocks = OF_STATES.get(window), blocks_of(window)
         if of_states and not causal:
             raise ValueError(f"TransformerBlock: window={window!r} with causal={causal}: {of_states.__name__} is "
                              "causal: say so, or take another window")
-        if of_blocks and (not causal or attention_dropout or sinks):
-            raise ValueError(f"TransformerBlock: window={window} with causal={causal}, attention_dropout="
+        if blocks and (not causal or attention_dropout or sinks):
+            raise ValueError(f"TransformerBlock: window={window!r} with causal={causal}, attention_dropout="
                              f"{attention_dropout}, sinks={sinks}: blocks are chosen among those before, and no "
                              "weights are dropped or lost to sinks: take causal=True, and leave the others out")
         if of_states and attention_dropout:
@@ -163,8 +164,8 @@ class TransformerBlock(Module):
         self.norm1 = NORMS[norm](dim, dtype=dtype)
         if of_states:
             self.attention = of_states(dim, heads, dtype, std, bias, qk_norm)
-        elif of_blocks:
-            self.attention = BlockAttention(dim, heads, window, kv_heads, rotary, dtype, std, bias, qk_norm)
+        elif blocks:
+            self.attention = BlockAttention(dim, heads, *blocks, kv_heads, rotary, dtype, std, bias, qk_norm)
         elif latent is not None:
             self.attention = LatentAttention(dim, heads, causal, dtype, std, bias, rotary=rotary,
                                              dropout=attention_dropout, **latent)
@@ -228,7 +229,7 @@ class GPT(Module):
     window      None, or the blocks' window, or a sequence of one for each block, which begins anew where there are more
                 blocks: (1024,) * 5 + (None,) for five that see near positions and one that sees all, as in Gemma 3;
                 ("linear",) * 3 + (None,), or ("delta",) * 3 + (None,) as in Qwen3-Next, for three that keep what they
-                have read as a state, and one with keys; Blocks(4, 64) for 4 blocks of 64, which each position chooses
+                have read as a state, and one with keys; "4x64" for 4 blocks of 64, which each position chooses
     moe         MoE's arguments, by name: every block's MLP is a mixture of experts, and the result a pair, (logits,
                 the sum of the auxiliary losses)
     context     None, or whose part of the sequences the tokens are; see MultiHeadAttention

@@ -6,33 +6,20 @@
     --window 1024,1024,all                  the same on a command line
     nn.GPT(…, window=("linear", None))      in every other block all, but as a state of fixed size (linear_attention.py)
     nn.GPT(…, window=("delta", None))       the same, but a state in which what stands under a key is replaced
-    nn.GPT(…, window=Blocks(4, 64))         4 blocks of 64, of which each position chooses 3 (block_attention.py)
-    --window 4x64,all                       these in every other block
+    nn.GPT(…, window="4x64")                4 blocks of 64 positions, which each position chooses (block_attention.py)
 """
 
 import re
-from dataclasses import dataclass
-
-from .module import at_least_1
 
 ALL, LINEAR, DELTA = "all", "linear", "delta"
 STATES = LINEAR, DELTA      # of the blocks that keep states
 WORDS = {ALL: None, LINEAR: LINEAR, DELTA: DELTA}
 
 
-@dataclass(frozen=True)
-class Blocks:
-    """count blocks of `size` positions each, the own one among them. ValueError below 1."""
-
-    count: int
-    size: int
-
-    def __post_init__(self):
-        for name, value in zip(("count", "size"), at_least_1("Blocks", count=self.count, size=self.size), strict=True):
-            object.__setattr__(self, name, value)
-
-    def __str__(self):
-        return f"{self.count}x{self.size}"
+def blocks_of(window):
+    """(4, 64) of "4x64": how many blocks a position chooses, and of how many positions; None: it is another window."""
+    found = re.fullmatch("([1-9][0-9]*)x([1-9][0-9]*)", window) if isinstance(window, str) else None
+    return found and tuple(map(int, found.groups()))
 
 
 def windows_of(window):
@@ -64,10 +51,7 @@ def read_windows(text):
 
 
 def _read(word):
-    if word in WORDS:
-        return WORDS[word]
-    blocks = re.fullmatch("([1-9][0-9]*)x([1-9][0-9]*)", word)
-    return Blocks(*map(int, blocks.groups())) if blocks else int(word)
+    return WORDS[word] if word in WORDS else word if blocks_of(word) else int(word)
 
 
 def as_text(windows):

@@ -46,7 +46,7 @@ MODELS = {      # name -> (model, its inputs, number of classes)
     "gpt, weights dropped": (gpt(kv_heads=2, window=(3, None), attention_dropout=0.3, sinks=True), TOKENS, 11),
     "gpt, stretched": (gpt(positions=nn.Rotary(100, 4, 2)), TOKENS, 11),
     "gpt, linear": (gpt(window=("linear", None), dropout=0.1), TOKENS, 11),
-    "gpt, blocks": (gpt(window=(nn.Blocks(2, 2), None), kv_heads=2, dropout=0.1), TOKENS, 11),
+    "gpt, blocks": (gpt(window=("2x2", None), kv_heads=2, dropout=0.1), TOKENS, 11),
     "gpt, delta": (gpt(window=("delta", None), dropout=0.1), TOKENS, 11),
     "gpt, untied": (gpt(tied=False, layers=1), TOKENS, 11),
 }

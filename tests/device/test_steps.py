@@ -75,7 +75,7 @@ MODELS = {  # name -> (constructor, data, dropouts per step)
     "reader": (lambda: Reader(), text, 2),
     "gpt, linear": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, window="linear"), text, 0),
     "gpt, delta": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, window="delta"), text, 0),
-    "gpt, blocks": (lambda: nn.GPT(11, 7, layers=2, heads=4, kv_heads=2, dim=8, window=(nn.Blocks(2, 2), None)), text,
+    "gpt, blocks": (lambda: nn.GPT(11, 7, layers=2, heads=4, kv_heads=2, dim=8, window=("2x2", None)), text,
                     0),
     "gpt, ignored": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8), lambda: text(0.3), 0),
     "gpt of experts": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, moe={"experts": 4, "z": 0.1}), text, 0),
@@ -248,7 +248,7 @@ def test_loss_scaling_takes_numbers_and_arrays_of_one_element(device, wrap):
 
 
 @pytest.mark.parametrize("kind", [{}, {"latent": {}}, {"window": "linear"}, {"window": "delta"},
-                                  {"window": nn.Blocks(2, 2)}], ids=str)
+                                  {"window": "2x2"}], ids=str)
 def test_generation_and_attention_weights(kind):
     mt.manual_seed(0)
     net = nn.GPT(11, 8, layers=1, heads=2, dim=8, positions="rotary", **kind)

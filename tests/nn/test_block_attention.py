@@ -19,7 +19,6 @@ SHAPES = [      # batch, heads, kv_heads, time, sources, features, out, size, co
     (2, 4, 2, 11, 17, 5, 3, 3, 3), (1, 2, 2, 9, 9, 4, 4, 2, 2), (3, 2, 1, 5, 20, 3, 2, 4, 1),
     (2, 3, 1, 1, 13, 2, 5, 4, 2), (1, 1, 1, 8, 8, 3, 3, 1, 3), (2, 2, 2, 12, 12, 3, 2, 4, 2),
     (0, 2, 1, 6, 9, 2, 2, 2, 2), (1, 2, 1, 0, 9, 2, 2, 2, 2)]
-BLOCKS = nn.Blocks(3, 4)
 
 
 def positions(q, k, size, count, own):
@@ -122,7 +121,7 @@ def test_what_does_not_fit(error, message, arguments):
 @pytest.mark.parametrize("kv_heads", [1, 3])
 def test_the_layer(kv_heads, qk_norm):
     mt.manual_seed(1)
-    layer = nn.BlockAttention(15, 3, nn.Blocks(2, 4), kv_heads, dtype=np.float64, std=0.6, qk_norm=qk_norm)
+    layer = nn.BlockAttention(15, 3, 2, 4, kv_heads, dtype=np.float64, std=0.6, qk_norm=qk_norm)
     x, w = random(0).standard_normal((2, 14, 15)), values(layer)
     found = []
     for sample in x:
@@ -138,10 +137,10 @@ def test_the_layer(kv_heads, qk_norm):
                                                 ).all()
     np.testing.assert_allclose(weights.sum(3), 1, rtol=1e-12)
     assert layer(mt.tensor(x[:0])).shape == (0, 14, 15) and layer(mt.tensor(x[:, :0])).shape == (2, 0, 15)
-    assert layer.extra_repr() == f"15, heads=3{', kv_heads=1' * (kv_heads == 1)}, causal, blocks=2x4"
+    assert layer.extra_repr() == f"15, heads=3{', kv_heads=1' * (kv_heads == 1)}, causal, 2 blocks of 4"
 
 
-def gpt(window=BLOCKS, dtype=np.float64, vocabulary=11, **options):
+def gpt(window="3x4", dtype=np.float64, vocabulary=11, **options):
     """Of length 40, with weights so large that all matters."""
     mt.manual_seed(3)
     model = nn.GPT(vocabulary, 40, 2, 3, 12, dtype=dtype, window=window, **options)
@@ -152,11 +151,11 @@ def gpt(window=BLOCKS, dtype=np.float64, vocabulary=11, **options):
 
 
 def test_a_gpt_has_such_blocks_where_it_is_told_to():
-    blocks = nn.Blocks(3, 4)
-    model = nn.GPT(11, 8, 5, 2, 8, positions="rotary", window=(blocks, blocks, None))
+    model = nn.GPT(11, 8, 5, 2, 8, positions="rotary", window=("3x4", "3x4", None))
     assert [type(block.attention) for block in model.blocks] == [nn.BlockAttention] * 2 + [nn.MultiHeadAttention] + \
         [nn.BlockAttention] * 2
-    assert model.blocks[0].attention.blocks == blocks and model.new_block(1).attention.rotary is not None
+    assert model.blocks[0].attention.extra_repr() == "8, heads=2, causal, 3 blocks of 4"
+    assert model.new_block(1).attention.rotary is not None
     # Trained with the one, it may go on with the other.
     nn.GPT(11, 8, 5, 2, 8, positions="rotary").load_state_dict(model.state_dict())
 
@@ -172,7 +171,7 @@ def test_a_position_sees_those_before_it_alone():
 @pytest.mark.parametrize("heads, kv_heads", [(2, 1), (3, 3)])
 def test_work_is_in_proportion_to_the_length(heads, kv_heads):
     """count · size scores per position and head, and one more per block; where they are all there are, all scores."""
-    model = nn.GPT(11, 480, 1, heads, 24, kv_heads=kv_heads, window=nn.Blocks(3, 16))
+    model = nn.GPT(11, 480, 1, heads, 24, kv_heads=kv_heads, window="3x16")
     for time in (40, 240, 480):
         pairs = time * (48 if time > 48 else time)
         wanted = 2 * 24 * (2 * pairs + (time * (time // 16) if time > 48 else 0))
@@ -204,7 +203,7 @@ def test_a_cache_keeps_keys_and_their_means():
 
 
 def test_a_cache_of_a_length_that_is_no_whole_blocks():
-    model = gpt(nn.Blocks(2, 7)).eval()
+    model = gpt("2x7").eval()
     tokens = random(0).integers(0, 11, (2, 23))
     cache, wanted = KeyValueCache(model, 23), model(tokens).numpy()
     for stop in (5, 22, 23):
@@ -214,7 +213,7 @@ def test_a_cache_of_a_length_that_is_no_whole_blocks():
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_cache_of_16_bits(dtype):
-    low = gpt(nn.Blocks(2, 4), vocabulary=5).eval()
+    low = gpt("2x4", vocabulary=5).eval()
     wanted, tokens = low, random(0).integers(0, 5, (2, 20))
     wanted = low.to(dtype)(tokens).numpy().astype(np.float32)
     cache, found = KeyValueCache(low), []
@@ -225,8 +224,8 @@ def test_a_cache_of_16_bits(dtype):
     assert near.mean() > 0.9
 
 
-@pytest.mark.parametrize("window", [nn.Blocks(2, 4), (nn.Blocks(3, 3), 3), (None, nn.Blocks(2, 8)),
-                                    ("delta", nn.Blocks(1, 4))])
+@pytest.mark.parametrize("window", ["2x4", ("3x3", 3), (None, "2x8"),
+                                    ("delta", "1x4")])
 def test_it_writes_the_same_with_a_cache(window):
     """Also beyond the length, where what is left of the beginning is read anew."""
     model, tokens = gpt(window).eval(), random(0).integers(0, 11, (2, 3))
@@ -234,7 +233,7 @@ def test_it_writes_the_same_with_a_cache(window):
 
 
 def test_guesses_are_taken_back():
-    model = nn.MultiTokenPrediction(gpt(nn.Blocks(2, 4), vocabulary=5), 2).eval()
+    model = nn.MultiTokenPrediction(gpt("2x4", vocabulary=5), 2).eval()
     for seed in range(4):
         tokens = random(seed).integers(0, 5, (1, 3))
         np.testing.assert_array_equal(speculate(model, tokens, 30).tokens, model.model.generate(tokens, 30, 0))
@@ -257,8 +256,8 @@ def test_compiled_checkpointed_and_in_16_bits():
     for block in other.blocks:
         block.forward = mt.checkpoint(type(block).forward.__get__(block))
     np.testing.assert_array_equal(gradients(other, other, tokens, targets), wanted)
-    low = gpt(nn.Blocks(1, 8), np.float32)      # which leave no choice, that rounding could change
-    other = gpt(nn.Blocks(1, 8))
+    low = gpt("1x8", np.float32)      # which leave no choice, that rounding could change
+    other = gpt("1x8")
     wanted = gradients(other, other, tokens, targets)
     with mt.autocast("bfloat16"):
         found = gradients(low, low, tokens, targets)
@@ -295,31 +294,31 @@ def test_it_finds_what_a_window_of_as_many_positions_does_not():
             loss.backward()
             optimizer.step()
         return loss.item()
-    assert train(nn.Blocks(4, 4)) < 0.7 * np.log(8)
+    assert train("4x4") < 0.7 * np.log(8)
     assert train(16) > 0.95 * np.log(8)
 
 
 def test_as_text():
-    windows = (nn.Blocks(4, 64), None, 16, "linear")
+    windows = ("4x64", None, 16, "linear")
     assert as_text(windows) == "4x64,all,16,linear" and read_windows("4x64,all,16,linear") == windows
     for wrong in ("0x4", "4x0", "4x", "x4", "4x4x4", "-4x4", "4 x 4"):
         with pytest.raises(ValueError, match="numbers of positions, blocks like 4x64, linear, delta or all, separated"):
             read_windows(wrong)
-    with pytest.raises(ValueError, match="Blocks: count=0 must be 1 or more"):
-        nn.Blocks(0, 4)
-    with pytest.raises(TypeError, match="size"):
-        nn.Blocks(2, 4.5)
+    with pytest.raises(ValueError, match="BlockAttention: count=0 must be 1 or more"):
+        nn.BlockAttention(8, 2, 0, 4)
+    with pytest.raises(TypeError, match="block_size"):
+        nn.BlockAttention(8, 2, 2, 4.5)
 
 
 @pytest.mark.parametrize("message, options", [
-    ("window=3x4 with causal=True, attention_dropout=0.1, sinks=False: blocks are", {"attention_dropout": 0.1}),
+    ("window='3x4' with causal=True, attention_dropout=0.1, sinks=False: blocks are", {"attention_dropout": 0.1}),
     ("attention_dropout=0.0, sinks=True: blocks are chosen among those before", {"sinks": True}),
     ("multi-head latent attention has norms of its own, and no window", {"positions": "rotary", "latent": {}})])
 def test_what_does_not_go_with_it(message, options):
     with pytest.raises(ValueError, match=message):
         gpt(**options)
-    with pytest.raises(ValueError, match="window=3x4 with causal=False"):
-        nn.TransformerBlock(12, 3, window=nn.Blocks(3, 4))
+    with pytest.raises(ValueError, match="window='3x4' with causal=False"):
+        nn.TransformerBlock(12, 3, window="3x4")
 
 
 def test_it_shows_what_is_wrong(monkeypatch):

@@ -135,10 +135,10 @@ MODELS = {      # the model, its batches' inputs and labels, and ways to annotat
     "delta gpt": (lambda: gpt(1, window="delta", dropout=0.2), lambda rng: (
         rng.integers(0, VOCABULARY, (6, LENGTH)), rng.integers(0, VOCABULARY, (6, LENGTH))), {
         "megatron, batch": (a.megatron(gpt(1, window="delta")), ["dp", -1])}),
-    "gpt of blocks": (lambda: gpt(1, window=nn.Blocks(2, 2), kv_heads=2, dropout=0.2), lambda rng: (
+    "gpt of blocks": (lambda: gpt(1, window="2x2", kv_heads=2, dropout=0.2), lambda rng: (
         rng.integers(0, VOCABULARY, (6, LENGTH)), rng.integers(0, VOCABULARY, (6, LENGTH))), {
-        "megatron, batch": (a.megatron(gpt(1, window=nn.Blocks(2, 2), kv_heads=2)), ["dp", -1]),
-        "sequence": (a.megatron(gpt(1, window=nn.Blocks(2, 2), kv_heads=2)), [-1, "tp"])}),
+        "megatron, batch": (a.megatron(gpt(1, window="2x2", kv_heads=2)), ["dp", -1]),
+        "sequence": (a.megatron(gpt(1, window="2x2", kv_heads=2)), [-1, "tp"])}),
 }
 
 

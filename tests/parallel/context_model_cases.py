@@ -32,7 +32,7 @@ SETTINGS = {        # GPT's arguments
     "latents dropped": {"positions": "rotary", "latent": {"kv_rank": 6, "q_rank": 5}, "attention_dropout": 0.3},
     "linear": {"window": ("linear", None), "dropout": 0.2, "qk_norm": True},
     "delta": {"window": ("delta", None), "dropout": 0.2, "qk_norm": True},
-    "blocks": {"window": (nn.Blocks(2, 3), None), "dropout": 0.2, "positions": "rotary"},
+    "blocks": {"window": ("2x3", None), "dropout": 0.2, "positions": "rotary"},
     "mixture": {"dropout": 0.2, "moe": {
         "experts": 4, "capacity_factor": None, "group": "sequence", "balance": 0.3, "z": 0.1, "std": 0.3,
         "sequence_balance": 0.2}},

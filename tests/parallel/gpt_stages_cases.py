@@ -25,7 +25,7 @@ GPTS = {"tied": {"dropout": 0.2}, "untied": {"tied": False, "kv_heads": 2, "sink
                     "moe": {"experts": 4, "group": "sequence", "std": 0.2}},
         "experts, tied": {"moe": {"experts": 4, "group": "sequence", "std": 0.2, "balance": 0.3}},
         "deepseek": FAMILIES["deepseek"] | {"dropout": 0.1, "window": (None, "linear", "delta")},
-        "blocks": {"window": (nn.Blocks(2, 3), None), "kv_heads": 2},
+        "blocks": {"window": ("2x3", None), "kv_heads": 2},
         "rotary, tied": {"positions": "rotary", "norm": "rms"}}
 
 

@@ -22,7 +22,7 @@ from .packing_cases import LENGTH, VOCABULARY
 STEPS, THRESHOLD = 4, 2.0
 GPTS = {"gpt": {"window": (None, 5)}, "llama": FAMILIES["llama"] | {"tied": False, "kv_heads": 2},
         "deepseek": FAMILIES["deepseek"] | {"window": (None, "delta")},
-        "blocks": {"window": (nn.Blocks(2, 3), None, nn.Blocks(1, 4))}}
+        "blocks": {"window": ("2x3", None, "1x4")}}
 
 
 def gpt(name, dtype=np.float64):

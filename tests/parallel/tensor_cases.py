@@ -19,7 +19,7 @@ SETTINGS = {        # GPT's arguments, and what the plan says of its output
     "logits stay apart": ({"dropout": 0.1, "sinks": True}, "vocabulary, not gathered"),
     "by tiles": ({"dropout": 0.1}, None), "linear": ({"window": ("linear", None), "dropout": 0.1}, None),
     "delta": ({"window": ("delta", None), "dropout": 0.1}, None),
-    "blocks": ({"window": (nn.Blocks(2, 2), None), "kv_heads": 2}, None),
+    "blocks": ({"window": ("2x2", None), "kv_heads": 2}, None),
 }
 
 
