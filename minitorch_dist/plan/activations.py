@@ -3,7 +3,7 @@ micro-batch, stage and schedule."""
 
 from typing import NamedTuple
 
-from ..nn.windows import STATES
+from ..nn.windows import STATES, blocks_of
 from .adapters import flow
 from .kept import (
     AHEAD,
@@ -41,6 +41,7 @@ def elements(job, samples, window=None):
     projected        of attention by states: what x is projected to, of its share; see states.elements
     score            (heads, time, time, or what a window leaves of it), of its share
     pair             (time, time), of whole sequences
+    pair with a block, block  (tokens, heads, blocks that are chosen), (heads of keys, all blocks), of its share
     logit            of its share of the vocabulary
     head weight      of the output layer's matrix, of its share
     group, together, expert  groups of tokens that are routed together, of one, of all experts in each
@@ -67,6 +68,10 @@ def elements(job, samples, window=None):
     else:       # by heads/cp if Ulysses, of the whole time
         found |= {"pair": job.time ** 2,
                   "score": samples * model.heads / tp * time * model.scores(job.time, window)[1]}
+        if count := model.chosen(job.time, window):
+            blocks = -(-job.time // blocks_of(window)[1])
+            found |= {"pair with a block": tokens * model.heads / tp * count,
+                      "block": samples * (model.kv_heads or model.heads) / tp / job.cp * blocks}
     if (sizes := model.latent) is not None:
         q_rank = sizes.q_rank or 0
         # Queries of x: what `down` has kept as well, if it has, and not of the gathered whole.
@@ -101,7 +106,7 @@ def block_of(job, window):
     latents = model.latent is not None
     turned = [] if model.family == "gpt" else TURNED[precision + ", latents" * latents]
     chain = ", dropped" * model.attention_dropout + ", sinks" * model.sinks if precision == "float32" else ""
-    attention = ATTENTION[precision + (chain or ring)]
+    attention = ATTENTION[precision + (chain or ring or ", blocks" * bool(model.chosen(job.time, window)))]
     if model.heads == job.tp and (job.adapters is None or "attention.out" in job.adapters.layers
                                   or fused("attention.out", job)):
         # Of one head a ring's result is the projection's input as it stands: one array.

@@ -63,8 +63,8 @@ def add_command(commands):
     for name in LATENT:
         p.add_argument(f"--{_spelt(name)}", type=int, help="of a deepseek's attention; see nn/latent.py")
     p.add_argument("--window", metavar="N", help="positions that one sees at most, itself among them (default: all); "
-                   "several, by commas, for one block after another, and again from the first: 1024,1024,all; linear, "
-                   "delta: attention by states")
+                   "several, by commas, for one block after another, and again from the first: 1024,1024,all; 4x64: "
+                   "4 blocks of 64, which it chooses; linear, delta: attention by states")
     p.add_argument("--qk-norm", action="store_const", const=True, help="norms of each head's queries and keys")
     p.add_argument("--sinks", action="store_const", const=True, help="attention has one per head, which all scores are "
                    "made for")

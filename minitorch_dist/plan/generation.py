@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from math import prod
 
-from ..nn.windows import STATES
+from ..nn.windows import STATES, blocks_of
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,21 @@ class Generation:
 
     def within(self, tokens, windows=1):
         """Bytes of a sequence's last tokens in all layers: of each so many as that many of its windows; and states."""
-        sizes = self.windows
-        return self.states + self.per_layer * sum(
-            count * min(tokens, windows * (size or tokens)) for size, count in sizes.items() if size not in STATES)
+        of_keys = {size: layers for size, layers in self.windows.items() if not isinstance(size, str)}
+        return self.states + sum(layers * self.of_blocks(tokens, *blocks_of(window), windows > 1)
+                                 for window, layers in self.windows.items() if blocks_of(window)) + \
+            self.per_layer * sum(layers * min(tokens, windows * (size or tokens)) for size, layers in of_keys.items())
+
+    def of_blocks(self, tokens, count, size, whole):
+        """Bytes of a sequence of so many tokens in a layer that chooses `count` blocks: of all keys, values and mean
+        keys, for which there is room by whole blocks; or what the last token reads of them."""
+        blocks, mean = -(-tokens // size), self.per_layer // 2      # keys and values are as large
+        if whole:
+            return blocks * (size * self.per_layer + mean)
+        if count >= blocks:
+            return tokens * self.per_layer
+        own = tokens - (blocks - 1) * size
+        return ((count - 1) * size + own) * self.per_layer + (blocks - 1) * mean
 
     def kept(self, tokens):
         """Bytes of a sequence of so many tokens, at most, while one is written after the other: of two windows. (All of

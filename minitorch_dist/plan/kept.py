@@ -173,6 +173,11 @@ ATTENTION = {
     "float32, ring": [Row("queries", "query", 4), Row("result", "result", 4), Row("keys", "key", 4),
                       Row("values", "value", 4), Row("sums of exponentials", "head", 4)],
 }
+# Of chosen blocks: in which order pairs of a query and a block are multiplied, and which place each has in it; where
+# those of each block end.
+ATTENTION |= {f"{kind}, blocks": [*(row for row in ATTENTION[kind] if not row.what.startswith("dropout")),
+                                  Row("pairs with blocks: their order", "pair with a block", 16),
+                                  Row("how many each block has", "block", 8)] for kind in ("mixed", "float32")}
 ATTENTION["float32, dropped, sinks"] = [*ATTENTION["float32, sinks"][:-1], ATTENTION["float32, dropped"][-1]]
 PROJECTION = {kind: [Row("projection: its input", "result", size, size, "attention.out"),
                      Row("its cotangent", "answer", 0, size, "attention.out"), DROPPED[kind]]

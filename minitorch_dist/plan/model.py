@@ -14,7 +14,7 @@ from ..nn.latent import sizes_of
 from ..nn.linear_attention import OF_STATES
 from ..nn.moe import capacity_of
 from ..nn.transformer import FAMILIES
-from ..nn.windows import STATES, as_text, window_of, windows_of
+from ..nn.windows import STATES, as_text, blocks_of, window_of, windows_of
 from . import states
 
 LATENT = ("nope_size", "rope_size", "value_size", "kv_rank", "q_rank")      # sizes of multi-head latent attention
@@ -95,7 +95,7 @@ class GPT:
         for name in ("layers", "width", "heads", "vocabulary", "context", "kv_heads", "hidden", "predict"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if lost := [window for window in self._windows if window is not None and window < 1]:
+        if lost := [window for window in self._windows if isinstance(window, int) and window < 1]:
             raise ValueError(f"window is {lost[0]}; it must be at least 1")
         if self.family not in FAMILIES:
             raise ValueError(f"family {self.family!r}: take one of {', '.join(FAMILIES)}")
@@ -112,12 +112,14 @@ class GPT:
             raise ValueError(f"capacity factor {self.capacity_factor}: must be a number above 0")
 
     def _check_attention(self):
-        if self.attention_dropout and len(self._windows) < len(windows_of(self.window)):
+        others = any(isinstance(window, str) for window in windows_of(self.window))
+        if self.attention_dropout and others:
             raise ValueError(f"window={as_text(windows_of(self.window))} with attention_dropout: states have no "
-                             "weights to be dropped: leave --attention-dropout out")
-        if self.sinks and (self.latent is not None or len(self._windows) < len(windows_of(self.window))):
+                             "weights to be dropped, and of chosen blocks none are: leave --attention-dropout out")
+        if self.sinks and (self.latent is not None or others):
             raise ValueError(f"sinks of a {self.family}, window={as_text(windows_of(self.window))}: they are of "
-                             "attention with scores of all keys, not of latents or states: leave --sinks out")
+                             "attention with scores of all keys, not of latents, states or chosen blocks: leave "
+                             "--sinks out")
         if self.latent is not None:
             if any(self._windows):
                 raise ValueError(f"window={as_text(windows_of(self.window))} of a {self.family}: multi-head latent "
@@ -141,7 +143,8 @@ class GPT:
                              f"{self.width} each has {self.width // self.heads}: take another --heads or --width")
 
     def window_of(self, block):
-        """Positions that one sees at most in a block, of this number; None: all; "linear", "delta": all, by states."""
+        """Positions that one sees at most in a block, of this number; None: all; "4x64": of 4 blocks of 64; "linear",
+        "delta": all, by states."""
         return window_of(self.window, block)
 
     @property
@@ -278,9 +281,20 @@ class GPT:
 
     def scores(self, time, window):
         """(how many scores a head makes of a sequence of so many positions, how many it keeps of each position)."""
+        if count := self.chosen(time, window):
+            seen = count * blocks_of(window)[1]
+            return time * seen, seen
+        window = None if isinstance(window, str) else window
         cut = [] if self.attention_dropout or self.sinks else pieces(time, time, band_of(True, window))
         widths = [(rows.stop - rows.start, columns.stop - columns.start) for rows, columns, _ in cut] or [(time, time)]
         return sum(map(prod, widths)), max(width for _, width in widths)
+
+    @staticmethod
+    def chosen(time, window):
+        """How many blocks a position chooses of a sequence of so many; 0: there are no more than it would, or its
+        window is another one."""
+        count, size = blocks_of(window) or (0, 1)
+        return count if count < -(-time // size) else 0
 
     def block_flops(self, tokens, time, window=None, cp=1):
         """{product: FLOPs} of a block with such a window, forward, of tokens in one call, which experts' empty rows
@@ -302,7 +316,8 @@ class GPT:
 
     def _scores_flops(self, tokens, time, window):
         scores = tokens * self.scores(time, window)[0] // time
-        return {"attention.scores": 2 * scores * self.features["query"],
+        choice = tokens * (time // blocks_of(window)[1]) if self.chosen(time, window) else 0
+        return {"attention.scores": 2 * (scores + choice) * self.features["query"],
                 "attention.values": 2 * scores * self.features["result"]}
 
     @property

@@ -2,6 +2,7 @@
 
 from math import inf, lcm
 
+from ..nn.windows import as_text, blocks_of, windows_of
 from ..parallel.experts.moe import dispatched_in
 from ..parallel.pipelines.schedules import SCHEDULES, V_SHAPED, WEIGHT
 from ..parallel.tensor.sequence_parallel import check_choice
@@ -178,6 +179,9 @@ def _check_sequences(job):
     if job.model.sinks and job.cp_by == "ring":
         raise ValueError(f"cp={job.cp} ranks in a ring have no sinks: take --cp-by all_to_all, or leave --sinks "
                          "out")
+    if any(map(blocks_of, windows_of(job.model.window))) and job.cp_by == "ring":
+        raise ValueError(f"cp={job.cp} ranks in a ring don't have all blocks to choose from: take --cp-by all_to_all, "
+                         f"or another --window than {as_text(windows_of(job.model.window))}")
     if job.cp_by == "all_to_all" and (job.model.kv_heads or job.model.heads) // job.tp % job.cp:
         raise ValueError(f"cp={job.cp} ranks must divide the heads that tp={job.tp} leaves, of keys too: lower "
                          "--cp, or take --cp-by ring")
