@@ -1,5 +1,5 @@
-"""Causal attention by states, which are sums or follow the delta rule, forward and backward, on one pinned core, as the
-length grows; beside attention by keys, ours and torch's. Time and memory.
+"""Causal attention by states, which are sums or follow the delta rule, and to blocks of keys that are chosen, forward
+and backward, on one pinned core, as the length grows; beside attention by all keys, ours and torch's. Time and memory.
 
     python benchmarks/states.py
 """
@@ -12,6 +12,7 @@ import numpy as np  # noqa: E402
 
 HEADS, SIZE = 4, 64
 LENGTHS = (512, 1024, 2048, 4096)
+BLOCKS = {"size": 64, "count": 4}
 AIMS = {"twice": 2.2, "torch": 1.0}     # of the time of half as many, of torch's by keys
 ROUNDS = 5
 
@@ -49,6 +50,11 @@ def by_the_delta_rule(mt, q, k, *others):
     return delta_rule(q, mt.rms_norm(k, (SIZE,)) * SIZE ** -0.5, *others)
 
 
+def by_blocks(mt, *leaves):
+    """Attention to chosen blocks."""
+    return mt.block_attention(*leaves, **BLOCKS)
+
+
 def by_keys(mt, *leaves):
     """Attention of all scores."""
     return mt.scaled_dot_product_attention(*leaves, is_causal=True)
@@ -69,8 +75,8 @@ def theirs(time):
 
 
 WAYS = {"states": lambda time: ours(time, by_states, 4),
-        "delta rule": lambda time: ours(time, by_the_delta_rule, 5), "keys": lambda time: ours(time, by_keys, 3),
-        "keys, torch": theirs}
+        "delta rule": lambda time: ours(time, by_the_delta_rule, 5), "blocks": lambda time: ours(time, by_blocks, 3),
+        "keys": lambda time: ours(time, by_keys, 3), "keys, torch": theirs}
 
 
 def peak_bytes(time, way):
@@ -86,7 +92,7 @@ def peak_bytes(time, way):
 def main():
     """Print and save."""
     named(__doc__)
-    report = Report("states", "Attention by states (`states.py`)")
+    report = Report("states", "Attention by states, and to chosen blocks (`states.py`)")
     ways = [way for way in WAYS if way != "keys, torch" or installed(report.skipped, "torch")]
     took, rows = {}, []
     for time in LENGTHS:
@@ -97,15 +103,17 @@ def main():
         took[time] = {way: s.best for way, s in compare(calls, rounds=ROUNDS).items()}
         rows.append({"positions": f"{time:,}"} | {way: f"{1e3 * took[time][way]:.1f}" for way in ways} | {
             f"MB, {way}": f"{child('states', 'peak_bytes', time, way) / 1e6:.0f}" for way in ways})
-    report.table(f"{HEADS} heads of {SIZE}, float32: ms, and MB beyond the inputs", rows)
+    report.table(f"{HEADS} heads of {SIZE}, float32; {BLOCKS['count']} blocks of {BLOCKS['size']}: ms, and MB "
+                 "beyond the inputs", rows)
     last = LENGTHS[-1]
-    twice = took[last]["states"] / took[last // 2]["states"]
-    report.aim("twice as many positions: time, of that of half", f"≤ {AIMS['twice']:.1f}", f"{twice:.2f}",
-               twice <= AIMS["twice"])
-    if "keys, torch" in ways:
-        beside = took[last]["states"] / took[last]["keys, torch"]
-        report.aim(f"{last:,} positions: states, of the time of torch's attention by keys", f"≤ {AIMS['torch']:.2f}",
-                   f"{beside:.2f}", beside <= AIMS["torch"])
+    for way in ("states", "blocks"):
+        twice = took[last][way] / took[last // 2][way]
+        report.aim(f"twice as many positions: time of {way}, of that of half", f"≤ {AIMS['twice']:.1f}", f"{twice:.2f}",
+                   twice <= AIMS["twice"])
+        if "keys, torch" in ways:
+            beside = took[last][way] / took[last]["keys, torch"]
+            report.aim(f"{last:,} positions: {way}, of the time of torch's attention by keys",
+                       f"≤ {AIMS['torch']:.2f}", f"{beside:.2f}", beside <= AIMS["torch"])
     report.save()
 
 
