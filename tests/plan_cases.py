@@ -13,6 +13,7 @@ from minitorch_dist.compress import lora
 from minitorch_dist.nn.decoding import KeyValueCache
 from minitorch_dist.nn.multi_token import targets_at
 from minitorch_dist.nn.transformer import FAMILIES
+from minitorch_dist.optim import muon
 from minitorch_dist.parallel import DistributedDataParallel, MixedPrecisionPolicy, fully_shard, tied
 from minitorch_dist.parallel.context import context_parallel, cut_sequence
 from minitorch_dist.parallel.encodings import Blocks
@@ -32,6 +33,11 @@ SIZES = {"gpt": SMALL, "llama": GPT(layers=3, width=40, heads=4, vocabulary=50, 
                          nope_size=6, rope_size=4, value_size=5, kv_rank=12, q_rank=14)}
 SIMPLE = Device("simple", 1e9, {"mixed": 1e12, "float32": 1e11}, link=1e9, network=1e8, per_node=4, host=2e7,
                 memory_bandwidth=1e10)
+
+
+OPTIMIZERS = {"adam": optim.Adam, "adamw": optim.AdamW, "sgd": optim.SGD, "lion": optim.Lion, "lamb": optim.LAMB,
+              "schedule-free": optim.AdamWScheduleFree, "adafactor": optim.Adafactor}
+OF_MATRICES = {"muon": optim.Muon, "normuon": optim.NorMuon, "dion2": optim.Dion2, "dion": optim.Dion}
 
 
 def gpt(sizes):
@@ -67,6 +73,22 @@ def trained(job, modules):
                                               lora.parameters(module))]
 
 
+def hidden_of(named):
+    """Of [(name, parameter)] the blocks' matrices, as examples/gpt.py has them; and all others."""
+    hidden = [p for name, p in named if p.ndim == 2 and "block" in name]
+    return hidden, [p for _, p in named if not any(p is each for each in hidden)]
+
+
+def optimizer_of(job, modules):
+    """The job's optimizer, with optim's defaults."""
+    name, bits = job["optimizer"], {"state_bits": job["state_bits"]} if job["state_bits"] != 32 else {}
+    if name not in OF_MATRICES:
+        return OPTIMIZERS[name](trained(job, modules), **bits)
+    hidden, others = hidden_of([pair for module in modules for pair in module.named_parameters()])
+    fraction = {} if job["fraction"] is None else {"rank_fraction" if name == "dion" else "fraction": job["fraction"]}
+    return optim.Combined(OF_MATRICES[name](hidden, **fraction), optim.AdamW(others))
+
+
 def ways_of(module):
     """How tensor parallelism cuts it, each rank keeping its scores."""
     scores = {"vocabulary": "vocabulary, not gathered", "column, gathered": "column"}
@@ -90,13 +112,19 @@ def prepare(job, module, mesh):
     adapt(job, module)
     replicas = mesh["dp", "cp", "ep"]
     if job["stage"] == 0:
-        return DistributedDataParallel(module, replicas)
+        return wrapped(job, module, replicas)
     shards = job["shard_over"] and replicas.split(replicas.rank // job["shard_over"], name="shard")
     near, owners = job["reshard_after_forward"], shards or replicas
     encodings = {f"{name}_encoding": bits and Blocks(bits) for name, bits in (("param", job["param_bits"]),
                                                                              ("reduce", job["reduce_bits"]))}
     return fully_shard(module, replicas, job["stage"], shard_over=shards, mp_policy=MixedPrecisionPolicy(**encodings),
                        reshard_after_forward=near and owners.split(owners.rank // near, name="near"))
+
+
+def wrapped(job, module, replicas):
+    """In DistributedDataParallel."""
+    unsummed = hidden_of(list(module.named_parameters()))[0] if job["optimizer"] == "dion" else ()
+    return DistributedDataParallel(module, replicas, unsummed=unsummed)
 
 
 def parts(sizes):
@@ -165,7 +193,7 @@ def step(job, folder=None):
     mesh = comm.DeviceMesh(dp=job["dp"], cp=job["cp"], ep=job["ep"], tp=job["tp"])
     module, group = gpt(sizes), mesh["tp"]
     model = prepare(job, module, mesh)
-    optimizer = optim.Adam(trained(job, [model]), state_bits=job["state_bits"])
+    optimizer = optimizer_of(job, [model])
     if job["offload_optimizer"]:
         offload_optimizer(optimizer, folder)
     pairs = tokens(sizes, job["batch"] // job["dp"] // job["ep"], job["time"], comm.world().rank)
@@ -191,6 +219,33 @@ def step(job, folder=None):
         first = "ep" if first in ("cp,ep", "cp,ep,tp", "cp,tp", "ep,tp") else first     # that divide experts
         out[first if first in out else "dp"] += count
     return held, dict(book.peak), out, sum(a.nbytes for run in optimizer.state for a in run.values())
+
+
+class Counted(np.ndarray):
+    """An array of whose products FLOPs are counted, and of those of what they give."""
+
+    flops = 0
+
+    def __matmul__(self, other):
+        z = np.ndarray.__matmul__(self, other)
+        Counted.flops += 2 * z.size * self.shape[-1]
+        return z
+
+
+def products(job):
+    """FLOPs of the matrix products of this rank's optimizer, in a step."""
+    rounds, begun = muon.orthogonalized, optim.Dion.begun
+
+    def counted(u, *settings):
+        return np.asarray(rounds(u.view(Counted), *settings))
+
+    def counted_of_dion(*args):
+        found = begun(*args)
+        return found._replace(b=found.b.view(Counted))
+    with patch.object(muon, "orthogonalized", counted), patch.object(optim.Dion, "begun", counted_of_dion):
+        Counted.flops = 0
+        step(job)
+    return Counted.flops / 2        # of two steps
 
 
 def written(job, sequences, count):
@@ -300,8 +355,8 @@ def pipeline(job, bounds):
     stages = tied.apart([GPTStage(whole, range(*pair), i == 0, i == last) for i, pair in enumerate(pairwise(bounds))])
     for module in (stages[stage] for stage in placement_of(schedule)[mesh.coords["pp"]]):
         chunks.append(fully_shard(module, replicas, job["stage"], units=list(module.blocks)) if job["stage"]
-                      else DistributedDataParallel(module, replicas))
-    optimizer = optim.Adam(trained(job, chunks))
+                      else wrapped(job, module, replicas))
+    optimizer = optimizer_of(job, chunks)
     run = Pipeline(chunks, mesh["pp"], schedule)
     losses = None if job["tiled_loss"] else partial(loss_sum, group=mesh["tp"], vocabulary=sizes.vocabulary)
     loader = data.Loader(*tokens(sizes, job["batch"], job["time"]), job["batch"], seed=2, rank=samples.rank,

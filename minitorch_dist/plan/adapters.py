@@ -21,12 +21,15 @@ NF4_BITS = 4 + 8 / BLOCK + 32 / (BLOCK * SECOND_BLOCK)      # per weight, with d
 
 
 class Parameter(NamedTuple):
-    """One tensor as a rank has it: itemsize bytes per element; frozen ones have no gradient and no optimizer."""
+    """One tensor as a rank has it: itemsize bytes per element; frozen ones have no gradient and no optimizer. Where
+    nothing is frozen: its place in the order of the model, and the shape that it has where no ranks divide matrices."""
 
     name: str
     shape: tuple
     itemsize: int
     trained: bool = True
+    place: tuple = ()
+    whole: tuple = ()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import sys
 from dataclasses import replace
-from math import isfinite
+from math import isfinite, prod
 
 from ..compress.lora import TARGETS
 from ..nn.transformer import FAMILIES
@@ -11,12 +11,13 @@ from ..parallel.context.context import HOW
 from ..parallel.pipelines.schedules import SCHEDULES
 from ..parallel.tensor.sequence_parallel import check_choice
 from ..tables import aligned
-from .adapters import counts
+from .adapters import Parameter, counts
 from .devices import DEVICES, device_named
 from .generation import Generation
 from .job import PRECISIONS, Job
 from .meshes import every
 from .model import GPT, LATENT, Parameters
+from .optimizers import OPTIMIZERS, is_matrix, per_element, takes_pieces
 from .paper import gpu_hours, plan
 from .refused import EXPERTS_OVER
 from .sent import AXES
@@ -39,6 +40,9 @@ FROZEN = "Frozen: no gradient, no optimizer; sent in stage 3 only. Buffers: the 
 ALL_IN_4 = "In 4 bits is all that is frozen: embeddings and norms too, which QLoRA leaves in 16."
 WRITTEN = ("Written: exact, what weights and cache take, and what the last token reads of them; its speed: a bound, by "
            "the memory's\nbandwidth alone.")
+UPDATE = ("Update: the optimizer's products of matrices, the busiest rank's, in float32, as this library makes them; "
+          "what\nthey are made in isn't counted.")
+LINES = "Rows and columns of Dion2's steps: as if each rank had as many of them."
 HOST = "Host: of offload; its seconds are those of the copies at full PCIe speed, without the update itself."
 
 
@@ -107,7 +111,12 @@ def add_command(commands):
     p.add_argument("--param-bits", type=int, help="stage 3: of values on their way: 8 or 4 (qwZ)")
     p.add_argument("--reduce-bits", type=int, help="of gradients on their way: 8 or 4 (qgZ)")
     p.add_argument("--precision", default="mixed", help="mixed (2+2+12 bytes per parameter) or float32 (4+4+8)")
-    p.add_argument("--state-bits", type=int, default=32, help="of Adam's two per parameter; 8: 2.5 bytes instead of 8")
+    p.add_argument("--optimizer", default="adam", help=f"which: {', '.join(OPTIMIZERS)} (default: adam); from muon on: "
+                   "of the blocks' matrices, beside AdamW of all else")
+    p.add_argument("--fraction", type=float, help="of a matrix's lines, or directions, in a step of dion2, or dion "
+                   "(default: 0.25)")
+    p.add_argument("--state-bits", type=int, default=32, help="of its numbers per parameter; 8: of Adam's two 2.5 "
+                   "bytes instead of 8")
     p.add_argument("--offload-optimizer", action="store_true", help="its state lies on the host, which updates")
     p.section("step")
     p.add_argument("--batch", type=int, help="samples per step, over all ranks (default: one per micro-batch)")
@@ -153,7 +162,7 @@ def plans_of(args):
         raise ValueError(f"the mesh dp={'?' if args.dp is None else dp} × tp={args.tp} × pp={args.pp}{more} doesn't "
                          f"make up {args.devices} devices: their product must be {args.devices}")
     micro_batches = (4 * args.pp if args.pp > 1 else 1) if args.micro_batches is None else args.micro_batches
-    possible = 1 if dp * args.cp * args.ep == 1 else 4
+    possible = 1 if dp * args.cp * args.ep == 1 or not takes_pieces(args.optimizer) else 4
     least = 3 if args.reshard_after_forward or args.param_bits else int(bool(args.shard_over or args.reduce_bits))
     stages = range(min(least, possible - 1), possible) if args.stage is None else [args.stage]
     batch = dp * args.ep * micro_batches if args.batch is None else args.batch
@@ -162,7 +171,7 @@ def plans_of(args):
               args.offload_optimizer, args.shard_over, args.state_bits, tiled_loss=args.tiled_loss,
               reshard_after_forward=args.reshard_after_forward, param_bits=args.param_bits,
               reduce_bits=args.reduce_bits, dispatch_bits=args.dispatch_bits, dispatch_once=args.dispatch_once,
-              experts_over=tuple(args.experts_over), **_lora(args))
+              experts_over=tuple(args.experts_over), optimizer=args.optimizer, fraction=args.fraction, **_lora(args))
     return [plan(replace(job, stage=stage), device) for stage in stages]
 
 
@@ -192,7 +201,7 @@ def every_of(args):
     job = Job(model, batch=args.batch, precision=args.precision, time=_time(args, model), stage=args.stage or 0,
               micro_batches=1 if args.micro_batches is None else args.micro_batches, checkpointing=args.checkpointing,
               cp_by=args.cp_by, offload_optimizer=args.offload_optimizer, state_bits=args.state_bits,
-              tiled_loss=args.tiled_loss, **_lora(args))
+              tiled_loss=args.tiled_loss, optimizer=args.optimizer, fraction=args.fraction, **_lora(args))
     check_choice("--sequence-parallel", args.sequence_parallel)
     plans, refused = every(job, device, args.devices, None if args.stage is None else [args.stage],
                               args.micro_batches, args.sequence_parallel, args.cp, args.ep)
@@ -273,9 +282,10 @@ def lines(plans, tokens=None, generate=None):
     job, device = plans[0].job, plans[0].device
     work = job.batch * job.time
     flops = sum(rank.flops for rank in plans[0].ranks) * job.ranks / job.pp
-    found = [f"{job.model}", *trained_lines(job),
+    found = [f"{job.model}", *trained_lines(job), *optimizer_lines(job),
              f"{job.ranks:,} × {device.name}, {job.mesh()}; {job.precision}: "
-             f"{' + '.join(map(str, job.sizes.values()))} bytes per {'trained ' * job.frozen}parameter",
+             f"{' + '.join(map(str, job.sizes.values()))} bytes per {'trained ' * job.frozen}parameter"
+             f"{of_matrices(job)}",
              f"a step: {job.batch:,} sample{'s' * (job.batch > 1)} of {job.time:,} tokens, {flops:.4g} FLOPs "
              f"({rule_of_thumb(job)[0]}: {rule_of_thumb(job)[1] * work:.4g})"
              + (f"; pipeline: {job.micro_batches} micro-batches, bubble {100 * plans[0].bubble:.1f} %"
@@ -316,6 +326,23 @@ def trained_lines(job):
             f"frozen: {count:,.0f} parameters of {each:.4g} bits"]
 
 
+def optimizer_lines(job):
+    """Which optimizer it is, and of how many parameters, where it isn't Adam."""
+    kind = OPTIMIZERS[job.optimizer]
+    if kind.matrices is None or not kind.matrices.hidden:
+        return [f"optimizer: {kind.text}"] * (job.optimizer != "adam")
+    mine = sum(prod(shape) for name, shape in job.model.whole if is_matrix(job, Parameter(name, shape, 0)))
+    return [f"optimizer: {kind.text} of the blocks' matrices, {mine:,} parameters; AdamW of the others, "
+            f"{job.model.count - mine:,}"]
+
+
+def of_matrices(job):
+    """How many bytes of state such a parameter has, if that is another number, as text."""
+    if OPTIMIZERS[job.optimizer].matrices is None:
+        return ""
+    return f", {per_element(job, matrix=True)} of the last in {OPTIMIZERS[job.optimizer].text}'s matrices"
+
+
 def notes(job):
     """Which figures are exact and which are models, as lines."""
     if job.model.layers is None:
@@ -323,7 +350,14 @@ def notes(job):
         return [UNKNOWN, *four, TIME, *[HOST] * job.offload_optimizer]
     return [f"{COUNTED} {ACTIVATIONS[job.precision]}",
             *[ALIKE] * (job.model.capacity_factor is None and job.expert_ranks > 1), *[FROZEN] * job.frozen,
-            *[NOT_RUN] * (job.precision == "mixed"), TIME, *[HOST] * job.offload_optimizer]
+            *[NOT_RUN] * (job.precision == "mixed"), *[LINES] * (job.optimizer == "dion2"), TIME,
+            *[UPDATE] * updates(job), *[HOST] * job.offload_optimizer]
+
+
+def updates(job):
+    """Whether products of matrices are counted of the optimizer."""
+    kind = OPTIMIZERS[job.optimizer].matrices
+    return kind is not None and kind.hidden
 
 
 def mesh_lines(args):
@@ -370,7 +404,8 @@ def time_table(plans):
     if job.offload_optimizer:
         sent["host"] = [max(rank.crossing for rank in p.ranks) for p in plans]
     unit = _unit(max(map(max, sent.values()), default=0))
-    parts = ("compute", *axes, *["bubble"] * (job.pp > 1), *["host"] * job.offload_optimizer)
+    parts = ("compute", *axes, *["bubble"] * (job.pp > 1), *["host"] * job.offload_optimizer,
+             *["update"] * updates(job))
     rows = [["per step", *(f"{UNITS[unit]} sent {axis}" for axis in sent), *(f"s {part}" for part in parts),
              "s together", "longest"]]
     for i, p in enumerate(plans):

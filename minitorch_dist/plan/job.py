@@ -6,16 +6,15 @@ from functools import cached_property
 from math import prod
 
 from ..data.loader import share
-from ..optim.packed import BLOCK
 from ..parallel.context.context import HOW
 from ..parallel.fsdp.zero import BYTES, BYTES_MIXED
 from ..parallel.pipelines.schedules import V_SHAPED, check_drawable, placement_of, schedule_of
-from .adapters import BASE_BITS, NF4_BITS, adapters_of, flow, linears, parameters_of
+from .adapters import BASE_BITS, NF4_BITS, Parameter, adapters_of, flow, linears, parameters_of
+from .optimizers import NUMBER, per_element
 from .refused import check
 
 PRECISIONS = {"mixed": BYTES_MIXED, "float32": BYTES}     # bytes per parameter as it is held, per element as it is sent
 MOST_LAYERS = 10_000    # that are gone through one by one: some seconds
-MOMENTS = {32: 8, 8: 2 * (1 + 4 / BLOCK)}       # state_bits -> bytes per parameter of Adam's two, with their scales
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,9 @@ class Job:
     schedule       of parallel/pipelines/schedules.py, with so many chunks of layers per rank
     sequence_parallel  False, True or "regather", as in parallel/tensor/tensor_parallel.py
     offload_optimizer  its state lies on the host, which makes the update (parallel/offload/offload.py)
-    state_bits     32, or 8: of each of Adam's two numbers per parameter (optim/packed.py)
+    optimizer      of optimizers.OPTIMIZERS; fraction: of lines, or directions, that a step of Dion2, or Dion, is made
+                   of (None: 0.25)
+    state_bits     32, or 8: of each of the optimizer's numbers per parameter (optim/packed.py)
     lora_rank      of adapters, which are all that is trained then (None: all is), beside lora_targets, as lora.add's;
                    without dropout of their own
     base_bits      of the matrices beside which they stand: the precision's, or 4 (None: the precision's)
@@ -81,6 +82,8 @@ class Job:
     dispatch_bits: int | None = None
     dispatch_once: bool = False
     experts_over: tuple = ()
+    optimizer: str = "adam"
+    fraction: float | None = None
 
     def __post_init__(self):
         for name in ("dp", "tp", "pp", "cp", "ep", "micro_batches", "batch", "time", "chunks"):
@@ -100,8 +103,8 @@ class Job:
                              "(gradients as well), 3 (parameters as well)")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision {self.precision!r}: take one of {', '.join(PRECISIONS)}")
-        if self.state_bits not in MOMENTS:
-            raise ValueError(f"--state-bits {self.state_bits}: take {' or '.join(map(str, MOMENTS))}")
+        if self.state_bits not in NUMBER:
+            raise ValueError(f"--state-bits {self.state_bits}: take {' or '.join(map(str, NUMBER))}")
         if self.cp_by not in HOW:
             raise ValueError(f"--cp-by {self.cp_by}: take one of {', '.join(HOW)}")
         by, divided = self.dp * self.ep, " · ep" * (self.ep > 1)
@@ -186,9 +189,8 @@ class Job:
 
     @property
     def sizes(self):
-        """{"parameter", "gradient", "optimizer": bytes per element}."""
-        sizes = PRECISIONS[self.precision]
-        return sizes | {"optimizer": sizes["optimizer"] - MOMENTS[32] + MOMENTS[self.state_bits]}
+        """{"parameter", "gradient", "optimizer": bytes per element}; the last but for the optimizer's matrices."""
+        return PRECISIONS[self.precision] | {"optimizer": per_element(self)}
 
     @cached_property
     def adapters(self):
@@ -274,12 +276,20 @@ class Job:
     def parameters(self, stage):
         """[[Parameter]] of one of stages_of, in the order of the model: before, in and behind its blocks, and of each
         further depth."""
+        itemsize, parts = self.sizes["parameter"], self._named(stage, self.tp)
+        if self.adapters is not None:
+            return [parameters_of(named, self.adapters, itemsize) for named in parts]
+        both, start = zip(parts, self._named(stage, 1), strict=True), stage[0].start
+        return [[Parameter(name, shape, itemsize, True, (start, i, j), whole) for j, ((name, shape), (_, whole))
+                 in enumerate(zip(*each, strict=True))] for i, each in enumerate(both)]
+
+    def _named(self, stage, tp):
+        """[[(name, shape)]] of these."""
         numbers, first, last = stage
-        blocks = [self.model.block(self.tp, self.expert_ranks, self.model.window_of(i)) for i in numbers]
-        ahead = [self.model.further(k, self.tp, self.expert_ranks) for k in range(1, 1 + self.depth)]
-        return [parameters_of(named, self.adapters, self.sizes["parameter"]) for named in (
-            self.model.embedding(self.tp) if first else [], *blocks,
-            self.model.output(self.tp, self.copied) if last else [], *ahead)]
+        blocks = [self.model.block(tp, self.expert_ranks, self.model.window_of(i)) for i in numbers]
+        ahead = [self.model.further(k, tp, self.expert_ranks) for k in range(1, 1 + self.depth)]
+        return [self.model.embedding(tp) if first else [], *blocks,
+                self.model.output(tp, self.copied) if last else [], *ahead]
 
     def arrivals(self, stage):
         """[Parameter] of the same that are trained, in the order in which their gradients come: the last layer's first,

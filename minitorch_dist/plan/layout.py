@@ -15,10 +15,10 @@ def _stand_in(shape, itemsize):
 
 
 def buckets(shapes, itemsize):
-    """Elements of each of DistributedDataParallel's buckets, with its counts of users; shapes in the order in which
-    gradients come, by which it cuts them after the first step."""
-    lists = cut([_stand_in(shape, itemsize) for shape in shapes], FIRST * MIB, CAP * MIB)
-    return [layout(tensors, len(tensors))[1] for tensors in lists]
+    """(elements, with its counts of users; how many parameters) of each of DistributedDataParallel's buckets; shapes in
+    the order in which gradients come, by which it cuts them after the first step."""
+    lists = cut([_stand_in(shape, itemsize) for shape in shapes], FIRST * MIB, CAP * MIB) if shapes else []
+    return [(layout(tensors, len(tensors))[1], len(tensors)) for tensors in lists]
 
 
 def unit(shapes, ranks, trained=True):

@@ -14,6 +14,7 @@ from ..parallel.fsdp.zero import SENT, held
 from ..parallel.pipelines.schedules import BACKWARD, FORWARD, INPUT, play
 from .activations import activations
 from .layout import buckets, stepped, unit
+from .optimizers import OPTIMIZERS, held_by_rank, is_unsummed, products, sent_by_optimizer
 from .sent import AXES, SENT_ALONG, data_parallel, travelling
 from .states import DELTA_TAKES
 
@@ -27,6 +28,8 @@ class Piece(NamedTuple):
     ranks, copies  how many hold the same (a bucket); or share them, and of such shares how many there are (a unit)
     sizes          {"parameter", "gradient", "optimizer": bytes per element}; frozen ones have the first alone
     gathers        in stage 3, how often in a micro-batch its values are collected
+    members        the Parameters that these are, in order
+    unsummed       whether their gradients stay each rank's own
     """
 
     elements: float
@@ -34,6 +37,8 @@ class Piece(NamedTuple):
     copies: int
     sizes: dict
     gathers: int = SENT[3] - 1
+    members: tuple = ()
+    unsummed: bool = False
 
     @property
     def trained(self):
@@ -44,11 +49,11 @@ class Piece(NamedTuple):
 class Rank:
     """A place in the pipeline, and what each rank there has, in bytes; the tensor-parallel rank with the largest parts.
 
-    parameters, gradients, optimizer   when a step is through
+    parameters, gradients, optimizer   when a step is through; the latter of the rank that has most of it
     buffers       beside them, at most: gathered parameters (stage 3), and what neighbours keep of them; gradients that
                   aren't summed yet
     activations   None where the model's layers are unknown
-    collectives   [Collective]; flops: of a step
+    collectives   [Collective]; flops: of a step; products: of these the optimizer's, which are no part of `flops`
     host, crossing  of offload: what lies in the host's memory instead, and what goes down to it and up again per step
     """
 
@@ -61,6 +66,7 @@ class Rank:
     flops: float
     host: float = 0
     crossing: float = 0
+    products: float = 0
 
     @property
     def memory(self):
@@ -71,7 +77,7 @@ class Rank:
 @dataclass(frozen=True)
 class Seconds:
     """Of a step, nothing overlapping: computing, the collectives of each axis, waiting in the pipeline, to the host and
-    back."""
+    back, the optimizer's products of matrices."""
 
     compute: float
     dp: float
@@ -83,6 +89,7 @@ class Seconds:
     ep: float
     bubble: float
     host: float
+    update: float
 
     @property
     def step(self):
@@ -132,7 +139,8 @@ def plan(job, device):
     within = compute + took["tp"] + took["cp"] + took["ep"]     # what others in the pipeline wait for
     return Plan(job, device, ranks, bubble, Seconds(
         compute, **took, bubble=within * bubble / (1 - bubble),
-        host=max(rank.crossing for rank in ranks) / device.host))
+        host=max(rank.crossing for rank in ranks) / device.host,
+        update=max(rank.products for rank in ranks) / device.flops["float32"]))
 
 
 def span_of_shards(job):
@@ -164,9 +172,11 @@ def rank_of(job, place):
         for each, where in ((job, stages), *((job.ahead(k), [ALONE]) for k in range(1, 1 + job.depth))):
             collectives += [c for axis, sent in SENT_ALONG.items() if job.along(axis) > 1
                             for c in sent(each, place, where)]
+    collectives += sent_by_optimizer(job, pieces)
     parameters, gradients, optimizer = state(job, pieces)
     if not job.offload_optimizer:
-        return Rank(parameters, gradients, optimizer, buffered, activations_kept, collectives, flops)
+        return Rank(parameters, gradients, optimizer, buffered, activations_kept, collectives, flops,
+                    products=products(job, pieces))
     # Of each element whose state the rank has: its parameter and gradient come down, and its parameter goes up again.
     # Of a unit that is cut the first ranks have no padding.
     here = optimizer / job.sizes["optimizer"] if job.stage else size
@@ -183,10 +193,14 @@ def pieces_of(job, stages):
     else:
         found = []
         for stage in stages:
-            for expert, ranks in ((False, job.replicas), (True, job.expert_replicas)):    # divided ones have theirs
-                shapes = [p.shape for p in job.arrivals(stage) if divided(job, p) == expert]
-                found += [Piece(size, ranks, 1, job.sizes)
-                          for size in (buckets(shapes, job.sizes["gradient"]) if shapes else [])]
+            groups, itemsize = {}, job.sizes["gradient"]
+            for p in job.arrivals(stage):
+                groups.setdefault((divided(job, p), is_unsummed(job, p)), []).append(p)
+            for (experts, unsummed), members in groups.items():
+                for size, count in buckets([p.shape for p in members], itemsize):
+                    mine, members = members[:count], members[count:]
+                    ranks = job.expert_replicas if experts else job.replicas
+                    found.append(Piece(size, ranks, 1, job.sizes, members=tuple(mine), unsummed=unsummed))
     if job.stage < 3:
         found += [Piece(prod(p.shape), 1, 1, {"parameter": p.itemsize}) for stage in stages
                   for part in job.parameters(stage) for p in part if not p.trained]
@@ -196,7 +210,11 @@ def pieces_of(job, stages):
 def state(job, pieces):
     """Bytes of parameters, gradients and the optimizer's state, of so many elements."""
     memory = [held(job.stage, piece.elements, piece.ranks, piece.sizes) for piece in pieces]
-    return tuple(sum(part.get(kind, 0) for part in memory) for kind in ("parameter", "gradient", "optimizer"))
+    parameters, gradients, optimizer = (sum(part.get(kind, 0) for part in memory)
+                                        for kind in ("parameter", "gradient", "optimizer"))
+    if OPTIMIZERS[job.optimizer].matrices is not None:
+        optimizer = float(max(held_by_rank(job, pieces)))
+    return parameters, gradients, optimizer
 
 
 def units(job, stage):
@@ -235,14 +253,14 @@ def begins_behind(job, stage):
 def units_of(job, module):
     """[Piece] of a module's parameters."""
     found = {}
-    for p in module:
+    for p in sorted(module, key=lambda p: p.place):
         if p.trained or job.stage == 3:
             tied = job.copied and p.name in ("embed.weight", "head.weight")     # by itself (parallel/fsdp/grouping.py)
-            found.setdefault((divided(job, p), p.trained, p.itemsize, tied), []).append(p.shape)
+            found.setdefault((divided(job, p), p.trained, p.itemsize, tied), []).append(p)
     kinds = {False: (job.shards, job.replicas), True: (job.expert_shards, job.expert_replicas)}
-    return [Piece(unit(shapes, ranks, trained), ranks, alike // ranks,
-                  job.sizes if trained else {"parameter": itemsize})
-            for (experts, trained, itemsize, _), shapes in found.items() for ranks, alike in (kinds[experts],)]
+    return [Piece(unit([p.shape for p in members], ranks, trained), ranks, alike // ranks,
+                  job.sizes if trained else {"parameter": itemsize}, members=tuple(members))
+            for (experts, trained, itemsize, _), members in found.items() for ranks, alike in (kinds[experts],)]
 
 
 def divided(job, p):

@@ -7,12 +7,14 @@ from ..parallel.experts.moe import dispatched_in
 from ..parallel.pipelines.schedules import SCHEDULES, V_SHAPED, WEIGHT
 from ..parallel.tensor.sequence_parallel import check_choice
 from .adapters import BASE_BITS
+from .optimizers import OPTIMIZERS, takes_pieces
 
 EXPERTS_OVER = {"cp": "--cp", "tp": "--tp and --sequence-parallel"}     # axis -> what its ranks share sequences by
 
 
 def check(job):
     """ValueError where a Job's parts don't go together, whose numbers are right one by one."""
+    _check_optimizer(job)
     _check_messages(job)
     _check_lora(job)
     _check_cut(job)
@@ -22,6 +24,42 @@ def check(job):
         _check_sequences(job)
         _check_experts(job)
     _check_schedule(job)
+
+
+def _check_optimizer(job):
+    """ValueError where the optimizer is unknown, or can't do what else is asked for, or plan has no table of that."""
+    name, what = job.optimizer, f"--optimizer {job.optimizer}"
+    if name not in OPTIMIZERS:
+        raise ValueError(f"{what}: take one of {', '.join(OPTIMIZERS)}")
+    kind = OPTIMIZERS[name]
+    if job.fraction is not None:
+        having = [other for other, it in OPTIMIZERS.items() if it.matrices is not None and it.matrices.fraction]
+        if name not in having:
+            raise ValueError(f"--fraction {job.fraction:g} with {what}, whose steps are made of all there is: leave it "
+                             f"out, or take --optimizer {' or '.join(having)}")
+        if not 0 < job.fraction <= 1:
+            raise ValueError(f"--fraction {job.fraction:g}: must be more than 0, at most 1")
+    if job.state_bits != 32 and not kind.eight_bits:
+        few = [other for other, it in OPTIMIZERS.items() if it.eight_bits]
+        raise ValueError(f"--state-bits {job.state_bits} with {what}, which has none of so few bits: leave it out, or "
+                         f"take --optimizer {', '.join(few)}")
+    if kind.matrices is None and not kind.norms:
+        return
+    simple = ", ".join(other for other, it in OPTIMIZERS.items() if it.matrices is None and not it.norms)
+    apart = f"whose steps aren't made element by element: leave it out, or take --optimizer {simple}"
+    if job.model.layers is None:
+        raise ValueError(f"{what} of a model of which only the number of parameters is known, and not its matrices: "
+                         "give --layers, --width and --heads instead of --parameters")
+    if job.frozen:
+        raise ValueError(f"--lora-rank {job.lora_rank} with {what}, {apart}")
+    if job.offload_optimizer:
+        raise ValueError(f"--offload-optimizer with {what}, {apart}")
+    if kind.norms and job.expert_ranks > 1:
+        raise ValueError(f"{job.sizes_of(job.expert_axes)} ranks that divide experts with {what}: plan has no table of "
+                         f"what norms of their stacks send: take --optimizer {simple}")
+    if not takes_pieces(name) and (job.stage or job.tp > 1):
+        raise ValueError(f"{what} with stage={job.stage}, tp={job.tp}: its steps are of whole matrices, not of pieces "
+                         "or parts: take --stage 0 and --tp 1, or --optimizer muon or dion2")
 
 
 def _check_messages(job):

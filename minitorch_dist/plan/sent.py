@@ -54,15 +54,22 @@ def travelling(bits, nbytes):
     return nbytes if bits is None else row_bytes(Blocks(bits), BLOCK) / BLOCK
 
 
+def copy_axis(job):
+    """The axis along which ranks share a copy."""
+    return "shard" if job.copies > 1 else "dp"
+
+
 def data_parallel(job, pieces, parameters):
     """Of gradients and parameters, in pieces as pieces_of gives: buckets or units; with them travels which of the
     trained parameters somebody has used: in the buckets, or as an int32 each. A unit's part is summed over the copies.
     Of what is frozen the values alone travel, in stage 3, and as they are. What neighbours keep comes from all ranks
-    once per forward."""
-    found, axis, near = [], "shard" if job.copies > 1 else "dp", job.near
-    for size, ranks, copies, sizes, gathers in pieces:
+    once per forward. Of gradients that stay each rank's own only who has some is told."""
+    found, axis, near = [], copy_axis(job), job.near
+    for piece in pieces:
+        size, ranks, copies, sizes, gathers = piece[:5]
         if job.stage == 0:
-            found += [Collective("dp", ranks, "all_reduce", size * sizes["gradient"])] if "gradient" in sizes else []
+            told = len(piece.members) if piece.unsummed else size
+            found += [Collective("dp", ranks, "all_reduce", told * sizes["gradient"])] if "gradient" in sizes else []
             continue
         trained, passes, times = "gradient" in sizes, job.micro_batches, gathers
         if job.stage < 3 or job.pp > 1:
