@@ -36,6 +36,7 @@ class Beside:
     scaler     comm -> GradScaler
     sharded    whether it is fully_shard's: forms that aren't are combined with ZeRO 3
     options    (job) -> what fully_shard gets
+    unsummed   (module) -> whose gradients DistributedDataParallel leaves each rank's own
     prepare    before the forms; before: behind them, before the wrapper; begin: before the first step; all (job)
     led        (job, optimizer) -> what makes the steps
     around     (job) -> what a step's forward and backward stand in
@@ -56,6 +57,7 @@ class Beside:
     amp: str = None
     scaler: object = None
     options: object = lambda job: {}
+    unsummed: object = lambda module: ()
     prepare: object = lambda job: None
     before: object = lambda job: None
     begin: object = lambda job: None
@@ -70,12 +72,18 @@ def recompute(job):
         layer.forward = mt.checkpoint(type(layer).forward.__get__(layer))
 
 
-def muon(named):
-    """Of the blocks' matrices; AdamW of the rest."""
-    hidden = [p for name, p in named if p.ndim > 1 and name[0] in "12"]
-    others = [p for name, p in named if p.ndim < 2 or name[0] not in "12"]
-    return optim.Combined(*([optim.Muon(hidden, 0.01)] if hidden else []),
-                          *([optim.AdamW(others, 0.01)] if others else []))
+def hidden_of(named):
+    """The blocks' matrices."""
+    return [p for name, p in named if p.ndim > 1 and name[0] in "12"]
+
+
+def of_matrices(kind, **settings):
+    """An optimizer of the blocks' matrices; AdamW of the rest."""
+    def made(named):
+        hidden, others = hidden_of(named), [p for name, p in named if p.ndim < 2 or name[0] not in "12"]
+        return optim.Combined(*([kind(hidden, 0.01, **settings)] if hidden else []),
+                              *([optim.AdamW(others, 0.01)] if others else []))
+    return made
 
 
 def scaler(comm):
@@ -209,7 +217,11 @@ BESIDES = {
     "bfloat16": Beside(5e-4, dtype=np.float32, amp="bfloat16"),
     "GradScaler": Beside(2e-5, dtype=np.float32, model={"std": 0.002}, scaler=scaler),
     "clip_grad_norm": Beside(clip=0.5),
-    "Muon": Beside(optimizer=muon),
+    "Muon": Beside(optimizer=of_matrices(optim.Muon)), "NorMuon": Beside(optimizer=of_matrices(optim.NorMuon)),
+    "Dion2": Beside(optimizer=of_matrices(optim.Dion2)),
+    # In fewer directions than gradients have, of 13 tokens: the rest would be rounding.
+    "Dion, unsummed": Beside(samples=True, optimizer=of_matrices(optim.Dion, rank_fraction=0.1),
+                             unsummed=lambda module: hidden_of(module.named_parameters())),
     "LAMB": Beside(optimizer=lambda named: optim.LAMB([p for _, p in named], lr=0.02)),
     "LARS": Beside(optimizer=lambda named: optim.LARS([p for _, p in named], lr=2.0, trust_coefficient=0.02)),
     "Adafactor": Beside(optimizer=lambda named: optim.Adafactor([p for _, p in named], lr=0.02, eps=(1e-6, 1e-3))),

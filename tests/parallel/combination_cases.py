@@ -132,7 +132,7 @@ class Job:
 def data_parallel(job):
     job.wrap = lambda module: DistributedDataParallel(
         module, job.comm(TOKENS) or comm.world(), exact=job.beside.exact, micro_shards=MICRO_SHARDS,
-        bucket_cap_mb=0.004, first_bucket_mb=0.002)
+        bucket_cap_mb=0.004, first_bucket_mb=0.002, unsummed=job.beside.unsummed(module))
 
 
 def zero(stage):

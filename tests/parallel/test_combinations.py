@@ -30,7 +30,7 @@ TENSORS, CONTEXTS, PIPELINES = ("tensor", "sequence"), ("ring", "all-to-all"), (
 ZEROS = "ZeRO 1", "ZeRO 2", "ZeRO 3"
 LIKE = {"sequence", "all-to-all", "interleaved", "ZB-H1", "ZeRO 2"}     # for which tensor, ring, 1F1B and ZeRO 1 …
 IN_GROUPS = {       # … are run in these rows
-    "LAMB", "LARS", "Adafactor", "mxfp8", "nvfp4, exact", "mp_policy", "hybrid", "DiLoCo"}
+    "NorMuon", "Dion2", "LAMB", "LARS", "Adafactor", "mxfp8", "nvfp4, exact", "mp_policy", "hybrid", "DiLoCo"}
 RARER = {"all-to-all", "interleaved", "ZB-H1", "ZeRO 1", "ZeRO 2"}      # of which a pair is trained for one step
 
 REFUSED = [     # (forms, with what, a pattern of the error, why)
@@ -43,7 +43,10 @@ REFUSED = [     # (forms, with what, a pattern of the error, why)
     (("annotations",), ZEROS, "fully_shard.*lies on a mesh", "gradients are summed already"),
     (CONTEXTS, ("exact", "nvfp4, exact", "BatchNorm, exact"),
      "exact mode.*divided|context_parallel.*BatchNorm", "the sums over ranks are inside of products"),
-    (("annotations",), ("Muon",), "Muon.*a part of", "the step is one of a whole matrix"),
+    (("annotations",), ("Muon", "NorMuon", "Dion2"), "(Muon|Dion2).*a part of", "the step is one of a whole matrix"),
+    ((*TENSORS, "experts", "annotations", *ZEROS), ("Dion, unsummed",),
+     "Dion: .*a piece, or a part|unsummed parameters|divided over ranks, and can't be unsummed",
+     "the step is one of a whole matrix, of a whole parameter: Muon and Dion2 take pieces and parts"),
     (("annotations",), ("Adafactor",), "Adafactor.*parts of matrices", "the means are over whole rows and columns"),
     (("annotations",), ("float8", "mxfp8"), "Sharded|float8.*mesh", "the parameters are arrays on a mesh"),
     (("annotations",), ("mp_policy", "hybrid"), "fully_shard.*lies on a mesh", "gradients are summed already"),
@@ -85,6 +88,8 @@ TRIPLES = [     # forms, the sizes of their axes, and what is done besides
     (("sequence", "interleaved"), {"pp": 2, "dp": 1, "tp": 2}, "float8"),
     (("tensor", "ZeRO 3"), {"dp": 2, "tp": 2}, "LAMB"),
     (("experts", "ZeRO 3"), {"dp": 2, "ep": 2}, "LARS"),
+    (("tensor", "ZeRO 3"), {"dp": 2, "tp": 2}, "NorMuon"), (("experts", "ZeRO 3"), {"dp": 2, "ep": 2}, "Dion2"),
+    (("sequence", "ZeRO 2"), {"dp": 2, "tp": 2}, "Dion2"), (("ring", "1F1B"), {"pp": 2, "cp": 2}, "Dion, unsummed"),
     (("tensor", "ZeRO 3"), {"dp": 2, "tp": 2}, "Adafactor"), (("experts", "ZeRO 3"), {"dp": 2, "ep": 2}, "Adafactor"),
     (("tensor", "1F1B"), {"pp": 2, "dp": 1, "tp": 2}, "Qwen3, recompute"),
     (("1F1B", "ZeRO 2"), {"pp": 2, "dp": 2}, "Qwen3, exact"), (("ZeRO 3",), {"dp": 4}, "Qwen3, exact"),
