@@ -410,7 +410,7 @@ def convert_to_low_precision_training(model, recipe="tensorwise", module_filter_
         raise ValueError(f"convert_to_low_precision_training: {adapters[0]} is an adapter (lora.add), and those don't "
                          "go with products of few bits: take one of the two")
     chosen = [(path, m) for path, m in model.named_modules() if "forward" not in vars(m)
-              and (type(m) is Linear or getattr(m, "product", None) is ops.linear)
+              and (type(m) is Linear or hasattr(m, "parts") and getattr(m, "product", None) is ops.linear)
               and (module_filter_fn is None or module_filter_fn(m, path))]
     if not chosen:
         raise ValueError("convert_to_low_precision_training: the model has no Linear"

@@ -9,9 +9,10 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import comm, data, ledger, nn, optim
 from minitorch_dist.backend import as_dtype
-from minitorch_dist.compress import LowPrecisionLinear, convert_to_low_precision_training
+from minitorch_dist.compress import LowPrecisionLinear, convert_to_low_precision_training, prepare_qat, quantize_model
 from minitorch_dist.compress.formats import E4M3
 from minitorch_dist.compress.low_precision import RECIPES, Recipe, linear_in
+from minitorch_dist.compress.quant_aware import FakeQuantized
 from minitorch_dist.parallel.offload import offload_activations
 from tests.crews import crews
 from tests.device.fake_cupy import installed
@@ -58,6 +59,16 @@ def test_what_can_not_be_changed_raises():
             Recipe(E4M3, E4M3, block, block, "e8m0")
     layer = convert_to_low_precision_training(nn.Linear(2, 3, bias=False))
     assert type(layer) is LowPrecisionLinear and layer.bias is None
+
+
+def test_layers_that_are_quantised_are_no_linears():
+    small = [prepare_qat(nn.Sequential(nn.Linear(4, 3), nn.ReLU()))]
+    small += [quantize_model(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), kind) for kind in ("weight-only", "dynamic")]
+    for model in small:
+        with pytest.raises(ValueError, match="the model has no Linear"):
+            convert_to_low_precision_training(model, "rowwise")
+    kept = convert_to_low_precision_training(nn.Sequential(prepare_qat(nn.Linear(4, 3)), nn.Linear(3, 2)), "rowwise")
+    assert type(kept[0]) is FakeQuantized and type(kept[1]) is LowPrecisionLinear
 
 
 def test_a_derivative_of_the_first_order_in_reverse_mode():
