@@ -52,6 +52,8 @@ class MultiHeadAttention(Module):
                                                        window=window)
         self._share(dim, heads, kv_heads)
         self.causal, self.rotary = causal, rotary_of(rotary)
+        if self.rotary is not None:
+            self.rotary.frequencies(self.size)      # an odd size is refused now, and not by the first forward
 
         def weights(shape, dtype):
             return init.normal(shape, std, dtype)

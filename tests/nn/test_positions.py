@@ -77,6 +77,14 @@ def test_interpolated_positions_are_those_between():
     np.testing.assert_allclose(longer, shorter, rtol=0, atol=1e-13)
 
 
+def test_heads_of_an_odd_size_are_refused_when_they_are_made():
+    for make in (lambda: nn.MultiHeadAttention(12, 4, rotary=True), lambda: nn.MultiHeadAttention(4, 4, rotary=YARN),
+                 lambda: nn.GPT(11, 8, layers=1, heads=4, dim=12, positions="rotary")):
+        with pytest.raises(ValueError, match="turn pairs of features, but a head has [13]"):
+            make()
+    assert nn.MultiHeadAttention(12, 4).size == 3
+
+
 @pytest.mark.parametrize("layer", [
     lambda rotary: nn.MultiHeadAttention(12, 3, causal=True, rotary=rotary, dtype=np.float64, std=0.7),
     lambda rotary: nn.LatentAttention(12, 3, causal=True, rotary=rotary, dtype=np.float64, std=0.7)])
