@@ -141,11 +141,12 @@ def prepare_qat(model, bits=8, activation_bits=8, per_channel=True, weight_obser
     Names of parameters are the model's. In exact mode a range would move between micro-shards, so that the bits depend
     on the number of ranks: freeze_ranges first. What is checkpointed rounds again in the ranges of its first run.
     """
-    scheme = Scheme("integer" if activation_bits else "weight-only", bits, activation_bits or 8, per_channel,
+    rounds = activation_bits is not None
+    scheme = Scheme("integer" if rounds else "weight-only", bits, activation_bits if rounds else 8, per_channel,
                     weight_observer=weight_observer, skip=skip)
     comm = comm if comm is not None else communication.world()
     model = prepared(model, fold).train()
-    layers = chosen(model, scheme.skip, (*WEIGHTED, AvgPool2d) if activation_bits else WEIGHTED)
+    layers = chosen(model, scheme.skip, (*WEIGHTED, AvgPool2d) if rounds else WEIGHTED)
     return replaced(model, {
         id(layer): (FakeQuantizedAvgPool2d if type(layer) is AvgPool2d else FakeQuantized)(name, layer, scheme, comm)
         for name, layer in layers.items()})

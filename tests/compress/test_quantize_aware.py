@@ -217,6 +217,9 @@ def test_what_is_refused():
         convert(nn.Sequential(nn.Linear(2, 2)))
     with pytest.raises(ValueError, match="there is no Linear"):
         prepare_qat(nn.Sequential(nn.ReLU()))
+    for bits in (0, 1, 9):
+        with pytest.raises(ValueError, match=f"numbers of {bits} bits: it must be 2 to 8"):
+            prepare_qat(nn.Linear(2, 2), activation_bits=bits)
 
 
 # ---------------------------------------------------------------- on ranks
