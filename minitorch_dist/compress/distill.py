@@ -49,8 +49,9 @@ def distillation_loss(student_logits, teacher_logits, temperature=4.0, labels=No
         raise ValueError(f"distillation_loss: alpha={alpha}; the teacher's part must be in [0, 1]")
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"distillation_loss: reduction {reduction!r}: use 'mean', 'sum' or 'none'")
-    targets = ops.astype(ops.softmax(stop_gradient(teacher_logits) / temperature), student_logits.dtype)
-    losses = ops.sum(targets * ops.log_softmax(student_logits / temperature), axis=-1) * -temperature ** 2
+    log_s = ops.log_softmax(student_logits / temperature)
+    targets = ops.astype(ops.softmax(stop_gradient(teacher_logits) / temperature), log_s.dtype)
+    losses = ops.sum(targets * log_s, axis=-1) * -temperature ** 2
     if labels is not None:
         losses = alpha * losses + (1 - alpha) * cross_entropy(student_logits, labels, "none")
     if reduction == "none":

@@ -50,6 +50,14 @@ def test_the_loss_and_its_gradient(reduction, temperature, scale, dtype):
     assert teacher.grad is None
 
 
+def test_whole_numbers_are_logits_too():
+    """The teacher's probabilities would all be 0 in a student's dtype of integers."""
+    z_s, z_t = np.array([[1, 2, 3], [0, 5, 1]]), np.array([[3, 2, 0], [1, 1, 4]])
+    wanted = closed(z_s, z_t, 2.0)[0].astype(float)
+    np.testing.assert_allclose(distillation_loss(z_s, z_t, 2.0, reduction="none"), wanted, rtol=1e-14)
+    np.testing.assert_allclose(distillation_loss(z_s, z_t.astype(np.float32), 2.0, reduction="none"), wanted, rtol=1e-6)
+
+
 def test_any_axes_before_the_classes():
     z_s, z_t = logits((2, 3, 4))
     got = distillation_loss(mt.tensor(z_s), z_t, 3.0, reduction="none")
