@@ -93,7 +93,8 @@ def main(argv=None):
         images = data.load(args.data)
         train = trainer(args, images)
         found = [lottery_ticket(make_model, train, args.rounds, args.share, args.rewind, args.scope,
-                                controls=range(args.rounds - args.controls + 1, args.rounds + 1), seed=1000 * repeat)
+                                controls=range(max(1, args.rounds - args.controls + 1), args.rounds + 1),
+                                seed=1000 * repeat)
                  for repeat in range(args.repeats)]
     print(f"{images.source}\ntest accuracy, means over {args.repeats} "
           f"{'seeds' if args.repeats > 1 else 'seed'}\n\n{table(found)}\n")

@@ -12,6 +12,7 @@ lottery ticket hypothesis" (rewinding to step k).
 
 from dataclasses import dataclass
 
+from ..backend import whole, wholes
 from . import prune
 
 
@@ -51,17 +52,20 @@ def lottery_ticket(make_model, train, rounds, share=0.2, rewind=0, scope="layer"
                 depend on the step alone
     rounds      of pruning; after r of them (1 - share)^r of the weights are left
     rewind      k: tickets start from the whole network's values after k steps, and at step k
-    controls    the rounds (1 …) in which the controls are trained, too; default: the last one
+    controls    the rounds (1 … rounds) in which the controls are trained, too; default: the last one
     scope, names   as for prune.magnitude
 
     The reinitialised control has the ticket's masks and make_model(seed + round)'s values, from step 0; the random one
     as many weights in each layer, at random places, and the ticket's own values. If make_model wraps the model in
     DistributedDataParallel, all ranks get the same tickets.
     """
+    rounds, rewind = whole("rounds", rounds), whole("rewind", rewind)
     if not (0 < share < 1 and rounds >= 0 and rewind >= 0):
         raise ValueError(f"lottery_ticket: share={share}, rounds={rounds}, rewind={rewind}; the share must be between "
                          "0 and 1, the others at least 0")
-    controls = {rounds} if controls is None else set(controls)
+    controls = {rounds} - {0} if controls is None else set(wholes("controls", controls))
+    if odd := sorted(controls - set(range(1, rounds + 1))):
+        raise ValueError(f"lottery_ticket: controls {odd}: there are the rounds 1 to {rounds}")
     model, steps = make_model(seed), 0
     start = model.state_dict()
 

@@ -88,6 +88,12 @@ def test_settings_that_do_not_fit_raise():
     for bad in ({"share": 0.0}, {"share": 1.0}, {"rounds": -1}, {"rewind": -1}):
         with pytest.raises(ValueError, match="lottery_ticket"):
             lottery_ticket(make_model, Training(), **{"rounds": 1, **bad})
+    for bad in ({"rewind": 1.5}, {"rounds": 1.5}, {"controls": [0.5]}):
+        with pytest.raises(TypeError, match=r"must be a whole number"):
+            lottery_ticket(make_model, Training(), **{"rounds": 1, **bad})
+    for odd in (0, 2):
+        with pytest.raises(ValueError, match=rf"controls \[{odd}\]: there are the rounds 1 to 1"):
+            lottery_ticket(make_model, Training(), 1, controls=[odd])
     assert len(lottery_ticket(make_model, Training(), 0).rounds) == 1
     with pytest.raises(ValueError, match="rewind=9, but train has called after_step 5 times"):
         lottery_ticket(make_model, Training(), 1, rewind=9)
