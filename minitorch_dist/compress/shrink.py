@@ -130,6 +130,8 @@ def neurons(model, sparsity, order=1):
     """
     if not 0 <= sparsity <= 1:
         raise ValueError(f"neurons: sparsity={sparsity}: a share must be in [0, 1]")
+    if order not in (1, 2):
+        raise ValueError(f"neurons: order={order!r}: norms are of order 1 or 2")
     pairs, known = couplings(model), [name for name, _ in model.named_parameters()]
     if not pairs:
         raise ValueError("neurons: no layer of this model, in a Sequential, has outputs that one other layer takes")

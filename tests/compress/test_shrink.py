@@ -135,6 +135,9 @@ def test_what_would_be_lost_raises():
     for share in (1.5, -0.1):
         with pytest.raises(ValueError, match=f"sparsity={share}"):
             shrink.neurons(net, share)
+    for order in (0, -1, 3, np.inf, "fro"):
+        with pytest.raises(ValueError, match=f"order={order!r}: norms are of order 1 or 2"):
+            shrink.neurons(net, 0.5, order)
     assert all(mask.all() for mask in shrink.neurons(net, 0).values())
     with pytest.raises(TypeError, match="model.module"):
         shrink.shrink(DistributedDataParallel(net), {})
