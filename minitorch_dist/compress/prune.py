@@ -26,12 +26,12 @@ prune" (the gradual schedule); Mishra et al. 2021, "Accelerating sparse deep neu
 import base64
 import zlib
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 
 import numpy as np
 
 from ..autodiff.writes import wrote
-from ..backend import is_floating, stream, to, to_device_of
+from ..backend import is_floating, stream, to, to_device_of, whole
 from ..checkpoints.layout import layouts, piece_of
 from ..parallel.fsdp.fully_sharded import FullySharded
 from ..parallel.wrapping import annotated
@@ -253,7 +253,7 @@ class Pruning:
 def cubic(final, begin, end, initial=0.0):
     """step -> sparsity: `initial` until step `begin`, `final` from `end` on; between, fast at first:
     final + (initial - final) (1 - (step - begin) / (end - begin))³. Source: Zhu & Gupta 2017, eq. 1."""
-    if not (0 <= begin < end and 0 <= initial <= final <= 1):
+    if not (0 <= begin < end < inf and 0 <= initial <= final <= 1):
         raise ValueError(f"cubic: from sparsity {initial} at step {begin} to {final} at step {end}: both must grow, "
                          "sparsity within [0, 1]")
     return lambda step: final + (initial - final) * (1 - min(max(step - begin, 0) / (end - begin), 1)) ** 3
@@ -271,8 +271,9 @@ class GradualPruning(Pruning):
     """
 
     def __init__(self, model, schedule, every=1, find=magnitude, steps=0, masks=None):
-        if every < 1:
-            raise ValueError(f"GradualPruning: every={every}; it must be at least 1")
+        every, steps = whole("every", every), whole("steps", steps)
+        if every < 1 or steps < 0:
+            raise ValueError(f"GradualPruning: every={every}, steps={steps}; the one must be at least 1, the other 0")
         self.schedule, self.every, self.find, self.steps = schedule, every, find, steps
         self.reached = schedule(steps - steps % every)
         super().__init__(model, masks if masks is not None else find(model, self.reached))

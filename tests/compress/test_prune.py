@@ -235,7 +235,7 @@ def test_cubic_is_the_papers():
     assert schedule(0) == schedule(9) == pytest.approx(0.1) and schedule(31) == schedule(500) == 0.9
     assert prune.cubic(1.0, 0, 2)(1) == 1 - 0.5 ** 3
     assert prune.cubic(0.4, 0, 2, 0.4)(1) == 0.4
-    for bad in ((0.9, 5, 5), (1.1, 0, 5), (0.2, 0, 5, 0.5), (0.2, 0, 5, -0.1), (0.2, -1, 5)):
+    for bad in ((0.9, 5, 5), (1.1, 0, 5), (0.2, 0, 5, 0.5), (0.2, 0, 5, -0.1), (0.2, -1, 5), (0.9, 0, np.inf)):
         with pytest.raises(ValueError, match="cubic"):
             prune.cubic(*bad)
 
@@ -266,8 +266,11 @@ def test_gradual_pruning_passes_its_masks_on():
     assert len(found) == 4 and pruning.masks is found[-1]       # none when the schedule has come to its end
     for older, newer in zip(found, found[1:], strict=False):
         assert all((newer[n] <= older[n]).all() and (newer[n] < older[n]).any() for n in older)
-    with pytest.raises(ValueError, match="every=0"):
-        prune.GradualPruning(net, prune.cubic(0.6, 0, 3), every=0)
+    for bad in ({"every": 0}, {"steps": -1}):
+        with pytest.raises(ValueError, match="every=0" if "every" in bad else "steps=-1"):
+            prune.GradualPruning(net, prune.cubic(0.6, 0, 3), **bad)
+    with pytest.raises(TypeError, match="every=2.5: must be a whole number"):   # of which few are multiples
+        prune.GradualPruning(net, prune.cubic(0.6, 0, 3), every=2.5)
 
 
 # ---------------------------------------------------------------- on two ranks
