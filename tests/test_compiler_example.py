@@ -40,6 +40,12 @@ def test_it_shows_each_stage_and_what_it_saves(capsys, function, emit):
     assert float(out.rsplit(maxsplit=1)[-1]) < 1e-4
 
 
+def test_gradients_of_0_differ_by_nothing(capsys, recwarn):
+    for function in ("layer_norm", "softmax"):      # a column alone: x is always 0, or 1
+        assert float(said(capsys, "--function", function, "--columns", "1", "--emit", "numpy").split()[-1]) < 1e-4
+    assert not recwarn.list
+
+
 def test_one_stage_alone(capsys):
     out = said(capsys, "--stage", "fused backward", "--emit", "numpy")
     assert out.startswith("backward of compile(layer_norm): 1 kernels") and "---" not in out
