@@ -67,15 +67,19 @@ def grpo_loss(log_probs, old, advantages, counted, reference=None, clip_low=0.2,
     clip_low, clip_high  what gains nothing more: a good answer's token (A > 0) that has become 1 + clip_high times as
                 likely, a bad one's that has become 1 - clip_low times. clip_high None: clip_low (DAPO: 0.28)
     reduction   "sum", to be divided by the number of counted tokens of the GLOBAL batch, or "none", (n, time)
-    ValueError where shapes differ.
+    ValueError where shapes differ, or clips are below 0.
     """
     clip_low, clip_high, beta = map(number, (clip_low, clip_low if clip_high is None else clip_high, beta))
+    if not (0 <= clip_low and 0 <= clip_high):
+        raise ValueError(f"grpo_loss: clip_low={clip_low}, clip_high={clip_high}: ratios are clipped to 1 - clip_low … "
+                         "1 + clip_high, and neither is below 0")
     old, advantages, counted = lower(old), lower(advantages), lower(counted)
     others = [old, counted] + ([] if reference is None else [lower(reference)])
-    if any(x.shape != log_probs.shape for x in others) or advantages.shape != log_probs.shape[:1]:
-        raise ValueError(f"grpo_loss: log_probs {log_probs.shape} want old, counted and reference of that shape, and "
-                         f"an advantage per row; they are {', '.join(str(x.shape) for x in others)} and "
-                         f"{advantages.shape}")
+    if len(log_probs.shape) != 2 or any(x.shape != log_probs.shape for x in others) or \
+            advantages.shape != log_probs.shape[:1]:
+        raise ValueError(f"grpo_loss: log_probs {log_probs.shape} must be (n, time), old, counted and reference of "
+                         f"that shape, with an advantage per row; they are "
+                         f"{', '.join(str(x.shape) for x in others)} and {advantages.shape}")
     if counted.dtype != bool:
         raise TypeError(f"grpo_loss: counted of dtype {counted.dtype}; it must be bool, True at the answers' tokens")
     if reduction not in ("sum", "none"):

@@ -172,12 +172,18 @@ def grpo(**changed):
     (lambda: grpo(reference=np.zeros(5)), ValueError, r"of that shape.*\(5,\)"),
     (lambda: grpo(advantages=np.zeros(5)), ValueError, "an advantage per row"),
     (lambda: grpo(advantages=np.zeros((6, 5))), ValueError, "an advantage per row"),
+    (lambda: pref.grpo_loss(*np.zeros((2, 6)), np.zeros(6), np.ones(6, bool)), ValueError,
+     r"\(6,\) must be \(n, time\)"),
+    (lambda: pref.grpo_loss(*np.zeros((2, 2, 3, 4)), np.zeros(2), np.ones((2, 3, 4), bool)), ValueError,
+     r"\(2, 3, 4\) must be \(n, time\)"),
     (lambda: grpo(counted=np.ones((6, 5))), TypeError, "must be bool"),
+    (lambda: grpo(clip_low=-0.1), ValueError, "clip_low=-0.1, clip_high=-0.1"),
+    (lambda: grpo(clip_high=np.nan), ValueError, "clip_low=0.2, clip_high=nan"),
     (lambda: grpo(reduction="mean"), ValueError, "tokens of the GLOBAL batch"),
     (lambda: pref.dpo_loss(np.zeros(3), np.zeros(3), np.zeros(1), np.zeros(3)), ValueError, r"one shape, not .*\(1,\)"),
     (lambda: pref.dpo_loss(*np.zeros((4, 3)), reduction="max"), ValueError, "'max'"),
-], ids=["old", "old broadcasting", "reference", "few advantages", "advantages per token", "floats", "a mean", "pairs",
-        "no reduction"])
+], ids=["old", "old broadcasting", "reference", "few advantages", "advantages per token", "a token each", "three axes",
+        "floats", "clips below 0", "no clip", "a mean", "pairs", "no reduction"])
 def test_what_is_refused(act, error, words):
     with pytest.raises(error, match=words):
         act()
