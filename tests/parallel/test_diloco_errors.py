@@ -61,7 +61,9 @@ def test_what_was_wrapped_wrongly():
     ({"every": 0}, "every=0"), ({"every": 2.5}, "every=2.5"),
     ({"every": float("inf")}, "every=inf"), ({"every": float("nan")}, "every=nan"), ({"fragments": 0}, "fragments=0"),
     ({"every": 2, "fragments": 3}, "fragments=3.*every=2"), ({"fragments": 3}, "fragments=3 of a model of 2 units"),
-    ({"overlap": 4}, "overlap=4.*every=4"), ({"overlap": -1}, "overlap=-1"), ({"mix": 0.0}, "mix=0.0"),
+    ({"fragments": 1.5}, "fragments=1.5"), ({"overlap": float("inf")}, "overlap=inf"),
+    ({"overlap": float("nan")}, "overlap=nan"), ({"overlap": 4}, "overlap=4.*every=4"),
+    ({"overlap": -1}, "overlap=-1"), ({"mix": 0.0}, "mix=0.0"),
     ({"mix": 1.1}, "mix=1.1"), ({"pattern": "random"}, "pattern='random'"),
     ({"encoding": LowRank(2)}, "LowRank"), ({"encoding": RandomMask(0.5)}, "RandomMask"),
     ({"encoding": type("Mine", (Whole,), {"project": LowRank.project})()}, "Mine|Whole")], ids=str)

@@ -334,14 +334,14 @@ class DiLoCo:
 def _check_settings(every, fragments, pattern, overlap, mix, encoding):
     if not 1 <= every < math.inf or every != int(every):
         raise ValueError(f"DiLoCo: every={every}; a whole number of steps, at least 1")
-    if not 1 <= fragments <= every:
+    if not 1 <= fragments <= every or fragments != int(fragments):
         raise ValueError(f"DiLoCo: fragments={fragments}, of which each has a step of its own in a round of "
-                         f"every={every}: at least 1, at most that")
+                         f"every={every}: a whole number, at least 1, at most that")
     if pattern not in PATTERNS:
         raise ValueError(f"DiLoCo: pattern={pattern!r}; one of {', '.join(PATTERNS)}")
-    if overlap != int(overlap) or not 0 <= overlap < every:
-        raise ValueError(f"DiLoCo: overlap={overlap}; at least 0 and below every={every}, so that a fragment is taken "
-                         "before it is sent again")
+    if not 0 <= overlap < every or overlap != int(overlap):
+        raise ValueError(f"DiLoCo: overlap={overlap}; a whole number of steps, at least 0 and below every={every}, so "
+                         "that a fragment is taken before it is sent again")
     if not 0 < mix <= 1:
         raise ValueError(f"DiLoCo: mix={mix}; the share of the common values, above 0 and at most 1")
     if encoding is not None and type(encoding).project is not Whole.project:        # as Subspace, or one's own
