@@ -268,6 +268,13 @@ def test_what_doesnt_fit_is_refused(changes, words):
         FederatedAveraging(**(settings | changes))
 
 
+@pytest.mark.parametrize("changes", [{"epochs": 1.5}, {"batch_size": 2.5}], ids=str)
+def test_parts_of_an_epoch_or_a_sample_are_refused_before_a_round(changes):
+    inputs, labels = samples()
+    with pytest.raises(TypeError, match="=[12].5: must be a whole number"):
+        FederatedAveraging(nn.Linear(9, 4), inputs, labels, [np.arange(5)], lr=0.1, **changes)
+
+
 @pytest.mark.parametrize("call", [lambda: split_evenly(3, 4), lambda: split_by_label(np.zeros(3, int), 2, 2),
                                   lambda: split_by_dirichlet(np.zeros(3, int), 4, 1.0)])
 def test_more_clients_than_samples_are_refused(call):

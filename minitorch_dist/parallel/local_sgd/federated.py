@@ -27,6 +27,7 @@ import numpy as np
 from ... import backend
 from ...autodiff.primitive import lower
 from ...autodiff.writes import wrote
+from ...backend import whole
 from ...comm import world
 from ...comm.reduction import is_power_of_two
 from ...comm.together import together
@@ -118,7 +119,7 @@ class FederatedAveraging:
     comm        whose ranks share the clients of a round; a power of two (default: all ranks)
     loss_sum    loss_sum(model, shard) -> the SUM of a data.loader.Shard's losses (default: cross-entropy)
 
-    ValueError where these don't fit.
+    ValueError where these don't fit, TypeError for parts of an epoch or of a sample.
     """
 
     def __init__(self, model, inputs, labels, clients, *, lr, fraction=0.1, epochs=1, batch_size=10, encoding=None,
@@ -127,6 +128,7 @@ class FederatedAveraging:
         check_alone(model, "FederatedAveraging")
         if len(inputs) != len(labels):
             raise ValueError(f"inputs and labels must be equally many, got {len(inputs)} and {len(labels)}")
+        epochs, batch_size = whole("epochs", epochs), None if batch_size is None else whole("batch_size", batch_size)
         if not 0 < fraction <= 1 or epochs < 1 or (batch_size is not None and batch_size < 1):
             raise ValueError(f"fraction={fraction}, epochs={epochs}, batch_size={batch_size}: the fraction must be "
                              "above 0 and at most 1, the others at least 1")
