@@ -2,7 +2,7 @@
 
 import pytest
 
-from minitorch_dist import comm, optim
+from minitorch_dist import comm, nn, optim
 from minitorch_dist.parallel import fully_shard
 from minitorch_dist.parallel.encodings import LowRank, RandomMask, Whole
 from minitorch_dist.parallel.local_sgd import DiLoCo
@@ -71,6 +71,14 @@ def test_settings_that_mean_nothing_are_refused(settings, words):
     model = cases.build()
     with pytest.raises(ValueError, match=words):
         DiLoCo(model, cases.adamw(model), **{"every": 4} | settings)
+
+
+def test_modules_that_only_hold_others_may_be_fragments():
+    """Nothing is gathered when they are called: they need not be."""
+    heads = nn.ModuleList(nn.ModuleList([nn.Linear(2, 3), nn.Linear(2, 1)]) for _ in range(3))
+    diloco = DiLoCo(heads, optim.SGD(heads.parameters(), lr=0.1), every=2, fragments=2)
+    found = [[name.partition(".")[0] for name in f.names] for f in diloco.fragments]
+    assert found == [["0"] * 4 + ["2"] * 4, ["1"] * 4]
 
 
 def test_a_count_that_means_nothing_is_refused():

@@ -27,10 +27,11 @@ def default_units(module, which=trained):
     return [unit for child in module._modules.values() for unit in default_units(child, which)]
 
 
-def group(module, units, which=trained, apart=None, caller="fully_shard"):
+def group(module, units, which=trained, apart=None, caller="fully_shard", called=True):
     """[(module or None, name, [(name, tensor)])]: such parameters, each in the innermost unit that is around all
     modules that hold it; None is the rest's, which the whole model holds. One dtype and one Grid each.
-    apart: as held_apart's, of those whose Grid isn't the others'. ValueError, in caller's name, for what is no unit."""
+    apart: as held_apart's, of those whose Grid isn't the others'. called: whether units must be modules that can be.
+    ValueError, in caller's name, for what is no unit."""
     chosen, around, apart = {id(m) for m in units}, {}, apart or {}
 
     def walk(m, outside):
@@ -47,7 +48,7 @@ def group(module, units, which=trained, apart=None, caller="fully_shard"):
     paths = {id(m): (path, m) for path, m in module.named_modules()}
     if strangers := [type(m).__name__ for m in units if id(m) not in paths]:
         raise ValueError(f"{caller}: units must be modules of the model; {', '.join(strangers)} is none")
-    if idle := [paths[id(m)][0] for m in units if getattr(m.forward, "__func__", None) is Module.forward]:
+    if idle := [paths[id(m)][0] for m in units if called and getattr(m.forward, "__func__", None) is Module.forward]:
         raise ValueError(f"{caller}: units must be modules that are called, as their parameters come with that; "
                          f"{', '.join(idle)} is only there to hold others: give these, as in units=list(model.blocks)")
     groups = {}

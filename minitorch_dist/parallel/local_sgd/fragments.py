@@ -52,7 +52,7 @@ def fragments_of(model, fragments, pattern):
         units = [list(zip(unit.names, unit.pieces, strict=True)) for unit in model.trained]
     else:
         inside = model.module if isinstance(model, DistributedDataParallel) else model
-        units = [named for _, _, named in group(inside, default_units(inside), caller="DiLoCo")]
+        units = [named for _, _, named in group(inside, default_units(inside), caller="DiLoCo", called=False)]
     if len(units) < fragments:
         raise ValueError(f"DiLoCo: fragments={fragments} of a model of {len(units)} units (the modules in its "
                          "outermost Sequentials or ModuleLists, and the rest): take fewer")
