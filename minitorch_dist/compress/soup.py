@@ -210,13 +210,22 @@ class Average:
         named = [(name, lower(value)) for name, value in (*model.named_parameters(), *model.named_buffers())]
         return {name: array for name, array in named if is_floating(array.dtype)}
 
+    def _known(self):
+        """_arrays. ValueError where they aren't those of which there are averages."""
+        arrays = self._arrays()
+        then, now = ({name: a.shape for name, a in each.items()} for each in (self.averages, arrays))
+        if odd := next((name for name in {**then, **now} if then.get(name) != now.get(name)), None):
+            raise ValueError(f"{type(self).__name__}: {odd} had shape {then.get(odd)} when the average was made, and "
+                             f"has {now.get(odd)} now: make it of the model as it is trained")
+        return arrays
+
     def update(self):
-        """A step of the training is done: take its values in."""
+        """A step of the training is done: take its values in. ValueError where the model has others than it had."""
         if self.inside:
             raise RuntimeError("update() inside applied(), where the model's values are the average's own")
-        share = self.share()
+        arrays, share = self._known(), self.share()
         self.updates += 1
-        for name, array in self._arrays().items():
+        for name, array in arrays.items():
             average = self.averages[name]
             average[...] = xp.where(xp.isnan(average), array, average + share * (array - average))
 
@@ -226,7 +235,7 @@ class Average:
         that is written to the model inside is forgotten at the end: RuntimeError there where it has been cut meanwhile,
         whose parts are the average's."""
         check_ungathered(self.model)
-        saved = {name: array.copy() for name, array in self._arrays().items()}
+        saved = {name: array.copy() for name, array in self._known().items()}
         self._write(self.averages)
         outer, self.inside = self.inside, True
         try:

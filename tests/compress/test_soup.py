@@ -286,6 +286,23 @@ def test_an_average_goes_on_from_its_state(kind):
             soup.ExponentialMovingAverage(model, decay)
 
 
+def test_a_model_that_has_become_another_has_no_average():
+    """Of one row an average would have been taken for that of all."""
+    for change, words in (
+            (lambda m: m.add_module("1", nn.Linear(2, 5)), r"1.weight had shape \(1, 2\) .* has \(5, 2\) now"),
+            (lambda m: m.add_module("2", nn.Linear(1, 2)), r"2.weight had shape None .* has \(2, 1\) now"),
+            (lambda m: lora.add(m, 2, targets="0"), r"0.lora_A had shape None .* has \(2, 3\) now")):
+        model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+        average = soup.ExponentialMovingAverage(model, 0.5)
+        change(model)
+        before = model.state_dict()
+        with pytest.raises(ValueError, match=f"ExponentialMovingAverage: {words}"):
+            average.update()
+        with pytest.raises(ValueError, match=words), average.applied():
+            pass
+        assert all((value == before[name]).all() for name, value in model.state_dict().items())
+
+
 def test_an_average_without_a_memory_is_the_model():
     *_, model = moving(VALUES[:2])
     average = soup.ExponentialMovingAverage(model, 0)
