@@ -34,12 +34,15 @@ def group_advantages(rewards, group, scale_rewards=True):
     rewards        those of a question's `group` answers one after another
     scale_rewards  divide by the group's standard deviation (of a sample: group - 1, as torch's std), + 1e-4. False:
                    leave it out, since it weighs questions that are almost always right, or wrong, more (Liu)
-    A group of equal rewards teaches nothing: exactly 0, and never NaN. ValueError where the groups are not whole.
+    A group of equal rewards teaches nothing: exactly 0, and never NaN. ValueError where the groups are not whole, or
+    a reward isn't finite.
     """
     rewards = module_of(rewards).asarray(rewards, xp.float64)
     if rewards.ndim != 1 or group < 2 or len(rewards) % group:
         raise ValueError(f"group_advantages: rewards {rewards.shape} in groups of {group}: one reward per answer, two "
                          "or more answers to a question, and all of them here")
+    if not module_of(rewards).isfinite(rewards).all():
+        raise ValueError("group_advantages: a reward that is inf or NaN says nothing of the others: give finite ones")
     rewards = rewards.reshape(-1, group)
     centred = rewards - rewards.mean(1, keepdims=True)
     centred[(rewards == rewards[:, :1]).all(1)] = 0     # the mean of equal numbers may be rounded to another one
@@ -85,9 +88,9 @@ def grpo_loss(log_probs, old, advantages, counted, reference=None, clip_low=0.2,
     if reduction not in ("sum", "none"):
         raise ValueError(f"grpo_loss: reduction {reduction!r}: use 'sum', divided by the tokens of the GLOBAL batch, "
                          "or 'none'")
-    a = advantages.astype(log_probs.dtype)[:, None]
     log_probs = ops.where(counted, log_probs, old)      # else a ratio of inf, which doesn't count, has gradients of NaN
     ratio = ops.exp(log_probs - old)
+    a = advantages.astype(ratio.dtype)[:, None]
     losses = -ops.minimum(ratio * a, ops.clip(ratio, 1 - clip_low, 1 + clip_high) * a)
     if reference is not None:
         losses = losses + beta * kl_k3(log_probs, lower(reference))

@@ -133,6 +133,18 @@ def test_groups_that_are_not_whole(rewards, group):
         pref.group_advantages(rewards, group)
 
 
+def test_rewards_are_finite():
+    for reward in (np.inf, np.nan):
+        with pytest.raises(ValueError, match="inf or NaN"):
+            pref.group_advantages([reward, reward, 1, 2], 2)
+
+
+def test_advantages_are_kept_where_log_probs_are_whole_numbers():
+    zeros, advantages = np.zeros((2, 3), int), np.array([0.5, -0.25])
+    found = pref.grpo_loss(zeros, zeros, advantages, zeros == 0, reduction="none")
+    np.testing.assert_array_equal(found, -advantages[:, None] * np.ones((2, 3)))
+
+
 # ---------------------------------------------------------------- pairs
 
 def test_dpo_and_its_gradient():
