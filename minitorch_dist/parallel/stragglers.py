@@ -13,6 +13,7 @@ too; not what happens once in a while, as an evaluation. On a GPU, which works w
 """
 
 import time
+from math import inf
 from statistics import median
 from typing import NamedTuple
 
@@ -63,7 +64,7 @@ class Stragglers:
 
     def __init__(self, comm, every, factor=FACTOR, peers=None):
         check_settings(every=(every, is_whole(every) and every > 0, "a whole number of steps, 1 or more"),
-                       factor=(factor, factor >= 1, "at least 1"))
+                       factor=(factor, 1 <= factor < inf, "at least 1, and finite"))
         self.comm, self.every, self.factor = comm, every, factor
         self.groups = [range(comm.size)] if peers is None else _groups(comm, peers)
         self.computing, self.waiting = [], []

@@ -50,7 +50,8 @@ def test_a_pipelines_stages_are_compared_each_for_itself(seconds, slow_ranks):
 
 @pytest.mark.parametrize("settings, words", [
     ({"every": 0}, "every is 0; it must be a whole number of steps, 1 or more"), ({"every": 2.5}, "every is 2.5"),
-    ({"every": 5, "factor": 0.9}, "factor is 0.9; it must be at least 1")], ids=str)
+    ({"every": 5, "factor": 0.9}, "factor is 0.9; it must be at least 1"),
+    ({"every": 5, "factor": float("inf")}, "factor is inf; it must be at least 1, and finite")], ids=str)
 def test_what_would_never_tell_anything_or_always_is_refused(settings, words):
     with pytest.raises(ValueError, match=words):
         Stragglers(world_of_one(), **settings)
