@@ -109,6 +109,9 @@ class GradientNoiseScale:
 
     def after_backward(self, samples):
         """The backward pass that has just ended was of so many samples: 0 for one that had none."""
+        if not 0 <= samples < inf:
+            raise ValueError(f"GradientNoiseScale.after_backward: samples={samples}: those that the pass was of, at "
+                             "least 0")
         if samples:
             for key, square in self.seen.items():
                 self.own[key] = self.own.get(key, 0.0) + square / samples
@@ -123,6 +126,9 @@ class GradientNoiseScale:
 
         grad_scale  what losses were multiplied by beside 1/N (GradScaler.get_scale())
         """
+        if not 0 < grad_scale < inf:
+            raise ValueError(f"GradientNoiseScale.update: grad_scale={grad_scale}: losses were multiplied by a number "
+                             "above 0")
         if self.seen:
             raise RuntimeError("GradientNoiseScale: there was a backward pass of which after_backward hasn't been told")
         if self._trained().keys() != self.sharers.keys():

@@ -184,6 +184,11 @@ def test_what_it_refuses():
     with pytest.raises(ValueError, match="decay is 1"):
         GradientNoiseScale(Rows(), decay=1)
     noise = GradientNoiseScale(Rows())
+    for odd in (-1, math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"samples={odd}"):
+            noise.after_backward(odd)
+        with pytest.raises(ValueError, match=f"grad_scale={odd}"):
+            noise.update(odd)
     noise.model(samples(0)).backward()
     with pytest.raises(RuntimeError, match="hasn't been told"):
         noise.update()
