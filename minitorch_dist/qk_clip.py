@@ -101,6 +101,8 @@ class QKClip:
             check_not_annotated(chunk, "QKClip", "scores are noted by ranks that have whole samples or heads")
         self.layers = {m: path for chunk in chunks for path, m in chunk.named_modules()
                        if isinstance(m, MultiHeadAttention) and not isinstance(m, LinearAttention)}
+        if not chunks:
+            raise ValueError("QKClip: a list of no chunks: a pipeline's rank has one at least")
         if not self.layers and isinstance(model, Module):
             raise ValueError(f"QKClip: the {type(model).__name__} has no MultiHeadAttention that makes scores")
         for m, path in self.layers.items():

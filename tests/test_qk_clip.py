@@ -268,6 +268,7 @@ def shared():
 
 @pytest.mark.parametrize("make, message", [
     (lambda: QKClip(nn.mlp((3, 4))), "has no MultiHeadAttention that makes scores"),
+    (lambda: QKClip([]), "a list of no chunks"),
     (lambda: QKClip(gpt(window="linear")), "has no MultiHeadAttention that makes scores"),
     (lambda: QKClip(gpt(qk_norm=True)), "blocks.0.attention, of class MultiHeadAttention, has norms of queries"),
     (lambda: QKClip(lora.add(gpt(), 2)), "blocks.0.attention, of class MultiHeadAttention, has a LoRALinear as its"),
