@@ -68,7 +68,8 @@ def inputs(model, dtype="f4"):
 def outputs(model, dtype="f4"):
     model.eval()
     with mt.no_grad():
-        return model(inputs(model, dtype)).numpy().tobytes()
+        y = model(inputs(model, dtype))
+    return (y[0] if isinstance(y, tuple) else y).numpy().tobytes()
 
 
 def all_absent(model, resident=()):
@@ -99,6 +100,16 @@ def test_outputs_have_the_same_bits(tmp_path, name, prefetch):
     assert outputs(model) == outputs(model) == wanted
     assert not any(p.requires_grad for p in model.parameters())
     assert all_absent(model, ("scale", "norm.", "embed.", "position.") + ("blocks.0.0.weight",) * (name == "odd"))
+
+
+def test_one_block_alone_is_a_unit(tmp_path):
+    """And not the embedding, with which a GPT makes its logits, and not by calling it."""
+    for tied in (True, False):
+        mt.manual_seed(2)
+        model = nn.GPT(17, 12, layers=1, heads=4, dim=20, tied=tied, moe={"experts": 2, "k": 1})
+        whole = outputs(model)
+        stream_from_disk(model, tmp_path)
+        assert all_absent(model, ("embed", "position", "norm", "head")) and outputs(model) == whole
 
 
 def test_units_may_be_compiled(tmp_path):

@@ -19,12 +19,12 @@ def either(parameter):
     return True
 
 
-def default_units(module, which=trained):
-    """The modules that become units of their own: those in the outermost Sequentials and ModuleLists of more than one,
-    if they have such parameters."""
-    if isinstance(module, ModuleList) and len(module) > 1:
+def default_units(module, which=trained, least=2):
+    """The modules that become units of their own: those in the outermost Sequentials and ModuleLists of `least` or
+    more, if they have such parameters."""
+    if isinstance(module, ModuleList) and len(module) >= least:
         return [m for m in module if any(map(which, m.parameters()))]
-    return [unit for child in module._modules.values() for unit in default_units(child, which)]
+    return [unit for child in module._modules.values() for unit in default_units(child, which, least)]
 
 
 def group(module, units, which=trained, apart=None, caller="fully_shard", called=True):

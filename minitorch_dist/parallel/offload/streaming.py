@@ -67,7 +67,7 @@ def stream_from_disk(module, folder, prefetch=1, units=None, values=None, comm=N
         raise ValueError(f"stream_from_disk: {', '.join(owned[:4])} belongs to an optimizer, DistributedDataParallel, "
                          "fully_shard or a stream already: take a model of its own")
     if units is None:
-        units = default_units(module, either) or [
+        units = default_units(module, either) or default_units(module, either, least=1) or [
             m for m in module._modules.values() if any(True for _ in m.parameters())]
     groups = group(module, units, either, caller="stream_from_disk")
     streamed = [found for found in groups if found[0] is not None]
