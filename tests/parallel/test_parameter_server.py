@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
-from minitorch_dist import backend, data, nn
+from minitorch_dist import backend, data, nn, optim
 from minitorch_dist.comm.communicator import world_of_one
 from minitorch_dist.parallel.servers.parameter_server import ParameterServer, roles
 from minitorch_dist.parallel.servers.parameter_shard import Request, Shard
@@ -206,6 +206,15 @@ def test_a_model_on_a_gpu_has_the_bits_of_one_on_the_host(settings):
 
 
 # ---------------------------------------------------------------- errors
+
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"n_push": 1.5}, "n_push=1.5 must be"), ({"n_fetch": 2.5}, "n_fetch=2.5 and"), ({"servers": 0.5}, "servers=0.5"),
+    ({"max_staleness": float("nan")}, "max_staleness=nan"), ({"local_lr": float("nan")}, "local_lr=nan"),
+    ({"local_lr": -0.1}, "local_lr=-0.1"), ({"local_lr": float("inf")}, "local_lr=inf")], ids=str)
+def test_settings_that_are_no_numbers_are_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        ParameterServer(nn.Linear(3, 2), optim.SGD, world_of_one(), mode="async", **settings)
+
 
 def test_misuse_is_named_on_every_rank():
     everyone = crews.call(CASES + "misuse", 3)

@@ -29,6 +29,7 @@ et al. 2014, "Scaling distributed machine learning with the parameter server".
 """
 
 from collections import Counter
+from math import inf
 
 import numpy as np
 
@@ -36,7 +37,7 @@ from ... import comm as communication
 from ...autodiff.primitive import lower
 from ...autodiff.tensor import Tensor
 from ...autodiff.writes import wrote
-from ...backend import to, to_device_of
+from ...backend import is_whole, to, to_device_of
 from ...comm.reduction import cut
 from ...divergence import Diverged
 from ...flat import ALIGN, layout
@@ -278,7 +279,7 @@ def roles(size, servers):
     """(the servers' ranks, the workers') of `size` ranks. ValueError where nobody is left."""
     if size == 1 and servers == 1:
         return [0], [0]
-    if not 1 <= servers < size:
+    if not 1 <= servers < size or not is_whole(servers):
         raise ValueError(f"ParameterServer: servers={servers} of {size} ranks; at least 1 serves, and at least 1 works")
     return list(range(servers)), list(range(servers, size))
 
@@ -304,8 +305,11 @@ def _check_settings(servers, mode, max_staleness, n_fetch, n_push, local_lr, ord
         if mode == "sync" and value != default:
             raise ValueError(f"ParameterServer: {name}={value} is for mode='async'; in sync mode all workers push and "
                              "pull at every step")
-    if min(n_fetch, n_push) < 1 or (max_staleness is not None and max_staleness < 0):
+    counted = [n_fetch, n_push, *([] if max_staleness is None else [max_staleness])]
+    if not all(map(is_whole, counted)) or min(n_fetch, n_push) < 1 or counted[-1] < 0:
         raise ValueError(f"ParameterServer: n_fetch={n_fetch} and n_push={n_push} must be at least 1, "
-                         f"max_staleness={max_staleness} at least 0, or None")
+                         f"max_staleness={max_staleness} at least 0, or None: whole numbers")
+    if not 0 <= local_lr < inf:
+        raise ValueError(f"ParameterServer: local_lr={local_lr} must be at least 0, and finite")
     if orders is not None and len(orders) != servers:
         raise ValueError(f"ParameterServer: {len(orders)} orders for {servers} servers; a list of ranks for each")
