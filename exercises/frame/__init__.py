@@ -2,6 +2,7 @@
 
   course.py    what lies on disk: chapters, exercises, and their names
   child.py     what runs in each process of a check: the learner's code, and nothing that knows the truth
+  fence.py     what an answer may not do in them
   launch.py    starts those processes and brings back outputs, or what went wrong
   starting.py  forks them where many answers are checked (starter.py, for mpirun starter_client.py)
   check.py     what a chapter says of an exercise: cases, truth, signatures, demands, picture

@@ -18,6 +18,7 @@ from ..quick import asked
 COURSE = Course()
 ROOT = COURSE.exercises.parent
 SOLUTION = COURSE.solutions / "08_data_parallel" / "average_gradients.py"
+LIBRARY = ROOT / "minitorch_dist" / "comm" / "communicator.py"
 HEAD = "import os\nimport sys\nimport numpy as np\n"
 EMPTY = "def average_gradients(comm, grads, count):\n    pass\n"
 WEIGHTED = "def average_gradients(comm, grads, count):\n    for g in grads:\n        g *= count\n"
@@ -67,6 +68,41 @@ CHEATS = {
     "the solution read by another program": (
         HEAD + f"import subprocess\nexec(subprocess.check_output(['cat', {str(SOLUTION)!r}]))\n", "forbidden",
         "another program"),
+    "the solution read by way of a folder that is open": (
+        HEAD + f"fd = os.open({str(SOLUTION.parents[2])!r}, os.O_RDONLY)\n"
+        f"fd = os.open({'/'.join(SOLUTION.parts[-3:])!r}, os.O_RDONLY, dir_fd=fd)\nexec(os.read(fd, 10000))\n",
+        "forbidden", "touches"),
+    "the solution read by a path with methods of its own": (
+        HEAD + "class Path(str):\n    def startswith(self, *args): return False\n    def __str__(self): return '/'\n"
+        f"exec(open(Path({str(SOLUTION)!r})).read())\n", "forbidden", "touches"),
+    "what paths are looked at with, patched": (
+        HEAD + "os.path.realpath = os.readlink = os.fsdecode = lambda path, **kwargs: '/'\n"
+        f"import stat\nstat.S_ISLNK = lambda mode: False\nexec(open({str(SOLUTION)!r}).read())\n",
+        "forbidden", "touches"),
+    "isinstance patched": (
+        HEAD + "import builtins\nreal, builtins.isinstance = isinstance, lambda *args: False\n"
+        f"text = open({str(SOLUTION)!r}).read()\nbuiltins.isinstance = real\nexec(text)\n", "forbidden", "touches"),
+    "the fence's names and methods patched": (
+        HEAD + "module = sys.modules['__main__']\nfor name, value in list(vars(module).items()):\n"
+        "    if isinstance(value, tuple) and 'open' in value: setattr(module, name, ())\n"
+        "    if name == 'Fence': value.by_the_library = lambda self: True\n"
+        f"exec(open({str(SOLUTION)!r}).read())\n", "forbidden", "touches"),
+    "the fence looked for": (
+        HEAD + "import gc\nfor each in gc.get_objects():\n    if type(each).__name__ == 'Fence': each.folders = ()\n"
+        f"exec(open({str(SOLUTION)!r}).read())\n", "forbidden", "gc.get_objects"),
+    "the solution loaded by the child's own hand": (
+        HEAD + f"import __main__\n__main__.load_module({str(SOLUTION)!r}, 'x')\n" + EMPTY, "forbidden", "touches"),
+    "code that says it is the library's": (
+        HEAD + f"code = compile('text = open(path).read()', {str(LIBRARY)!r}, 'exec')\n"
+        f"names = {{'path': {str(SOLUTION)!r}}}\nexec(code, names)\nexec(names['text'])\n", "forbidden",
+        "makes code that says it is of"),
+    "code renamed to be the library's": (
+        HEAD + f"def read():\n    return open({str(SOLUTION)!r}).read()\n"
+        f"read.__code__ = read.__code__.replace(co_filename={str(LIBRARY)!r})\nexec(read())\n", "forbidden",
+        "makes code that says it is of"),
+    "the grader killed": (
+        HEAD + "import signal\ndef average_gradients(comm, grads, count):\n    os.kill(os.getppid(), signal.SIGKILL)\n",
+        "forbidden", "sends a signal"),
     "the check rewritten": (
         HEAD + f"open({str(ROOT / 'exercises' / '08_data_parallel' / 'check.py')!r}, 'a').write('')\n" + EMPTY,
         "forbidden", "touches"),

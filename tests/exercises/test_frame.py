@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from exercises.frame import Check, child, gives, launch, pictures, seeds
+from exercises.frame import Check, child, fence, gives, launch, pictures, seeds
 from exercises.frame.answers import Answers
 from exercises.frame.checking import check_answer
 from exercises.frame.course import Course, CourseError, Exercise
@@ -212,7 +212,7 @@ def test_modules_can_be_allowed_and_forbidden_within(tmp_path):
         assert failure is not None and failure.kind == "forbidden" and "minitorch_dist.optim" in failure.message, line
     for name, wanted in (("minitorch_dist", False), ("minitorch_dist.nn", False), ("minitorch_dist.optim", True),
                          ("minitorch_dist.optim.adam", True), ("torch.nn", True), ("numpy", False), ("math", False)):
-        assert child.forbidden(name, **fields) == wanted, name
+        assert fence.forbidden(name, **fields) == wanted, name
 
 
 def test_calls_are_recorded_with_line_bytes_and_time(tmp_path):
