@@ -3,6 +3,8 @@
 tests/test_torch_names.py sees to it that no name here exists, and that all do that are recommended.
 """
 
+import inspect
+
 NUMPY = "functions have NumPy's names and arguments"
 STREAM = "numbers come from a stream: {} of mt.backend.stream(\"what for\", seed), a NumPy Generator"
 WRITE = "under mt.no_grad(): p[...] = values; p += y, p -= y, p *= y, p /= y"
@@ -32,6 +34,7 @@ NAMES = {
         "as_tensor": "mt.from_numpy shares an array's memory, mt.tensor copies it",
         "randn_like": "mt.randn(x.shape, dtype=x.dtype)",
         "linspace": "mt.tensor(np.linspace(…))",
+        "seed": "mt.manual_seed(0)",
         "allclose": "np.allclose(x.numpy(), y.numpy())",
         "norm": "mt.sqrt(mt.sum(mt.square(x)))",
         "save": "np.savez(path, **model.state_dict()); mt.checkpoints keeps a run, from any ranks for any",
@@ -152,11 +155,14 @@ NAMES = {
         "grad_fn": "mt.viz.graph(y, path) draws and names what made it",
         "nelement": "x.numel(), or x.size as in NumPy",
         "norm": "x.square().sum().sqrt()",
+        "roll": "mt.concatenate([x[-n:], x[:-n]])",
         "unbind": "list(x); along another axis: list(x.moveaxis(dim, 0))",
         "nonzero": "np.nonzero(x.numpy())",
         "scatter": "x.at[index].set(values)",
         "scatter_add": "x.at[index].add(values)",
-        **dict.fromkeys(("add_", "sub_", "mul_", "div_", "copy_", "fill_", "zero_", "normal_", "uniform_"), WRITE),
+        **dict.fromkeys(("add_", "sub_", "mul_", "div_", "copy_", "fill_", "zero_", "normal_", "uniform_",
+                         "clamp_", "clip_", "exp_", "sqrt_", "neg_", "masked_fill_", "addcmul_", "addcdiv_", "lerp_"),
+                        WRITE),
     },
     "Module": {
         **dict.fromkeys(("float", "double", "half", "bfloat16"), "model.to(\"float32\"), before its optimizer is made"),
@@ -167,6 +173,39 @@ NAMES = {
         "compile": "mt.compile(model)",
     },
 }
+
+# Arguments of functions, and what to give instead.
+ARGUMENTS = {
+    **dict.fromkeys(("dim", "dims"), "axis="),
+    "keepdim": "keepdims=",
+    "unbiased": "correction=1 or 0",
+    "split_size_or_sections": "indices_or_sections=",
+}
+
+# Settings of layers and wrappers that aren't here.
+SETTINGS = {
+    "inplace": "leave it out: results are new arrays",
+    "device": "model.to(\"cuda\"), when it is made",
+    "batch_first": "leave it out: the batch is the first axis",
+    "padding_idx": "leave it out, and mask: a loss has ignore_index",
+    "padding_mode": "mt.pad(x, …) before it, which pads with a value",
+    **dict.fromkeys(("elementwise_affine", "affine"), "freeze its weight and bias: requires_grad_(False)"),
+    "track_running_stats": NONE.format("train() takes a batch's own statistics, eval() the running ones"),
+    **dict.fromkeys(("device_ids", "output_device"), "leave it out: model.to(\"cuda\") comes before"),
+    "find_unused_parameters": "leave it out: they are found, and stand in unused_parameters",
+    **dict.fromkeys(("gradient_as_bucket_view", "static_graph"), "leave it out: it is always so"),
+    **dict.fromkeys(("mesh", "device_mesh"), "comm=, an axis of it: mesh[\"dp\"]"),
+    "process_group": "comm=, mt.comm.world() or an axis of a mesh",
+}
+
+
+def refuse_settings(cls, settings):
+    """TypeError for one of PyTorch's that the class doesn't take, which says what to do."""
+    for name in settings:
+        if name in SETTINGS:
+            takes = inspect.signature(cls.__init__).parameters
+            if name not in takes and all(p.kind is not p.VAR_KEYWORD for p in takes.values()):
+                raise TypeError(f"{cls.__name__} takes no {name}=. Here: {SETTINGS[name]}")
 
 
 class Elsewhere:

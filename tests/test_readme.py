@@ -25,6 +25,7 @@ GRANTED = {
     "lora.add": "",
     "targets=targets": "gpt = nn.GPT(65, 8, 1, 2, 16); tokens = targets = np.ones((2, 8), int)",
     "packing.pack": "",
+    "class SignMomentum": "",
     "data.TokenWriter": "",
     "nn.Rotary": "vocabulary = 5",
     "roll_out": """

@@ -29,6 +29,8 @@ def check_grads(f, args, order=2, modes=("forward", "reverse"), step=1e-5, rtol=
     Raises GradientError at the first element that is off by more than atol + rtol·|expected|.
     """
     check_function("check_grads", f, "f, args")
+    if not isinstance(args, (list, tuple)):
+        raise TypeError(f"check_grads: args is a {type(args).__name__}, and must be a list of f's arguments: [x]")
     name = name or getattr(f, "__name__", "function")
     args = [in_float64(a, copy=True) for a in args]
     rng = stream("check_grads", seed, order)

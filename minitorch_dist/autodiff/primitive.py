@@ -201,6 +201,10 @@ class Primitive:
         self.layout = ("ans", *self.inputs, *params.split()) + (("aux",) if aux else ())
         if unknown := set(rules) - set(self.inputs):
             raise TypeError(f"{name}: rules for {sorted(unknown)}, which are not among its inputs {self.inputs}")
+        for i, rule in rules.items():
+            if rule is not None and not (isinstance(rule, tuple) and len(rule) == 2 and isinstance(rule[0], LinearOp)):
+                raise TypeError(f"{name}: the rule of {i} is {rule!r}; it must be a LinearOp and its residual, "
+                                f"{i}=(mt.LINEAR[\"scale\"], lambda {i}: …), or None")
         self.rules = tuple(rules.get(i) and Rule(self, *rules[i]) for i in self.inputs)
         self.needs = tuple(frozenset(rule.places) if rule else frozenset() for rule in self.rules)
         self.pulls = None if pullback else tuple(rule and rule.pull for rule in self.rules)
@@ -213,6 +217,10 @@ class Primitive:
             if name in OPS:
                 raise ValueError(f"there is an op {name!r} already: take another name")
             OPS[name] = self
+
+    def __call__(self, *args):
+        """The op of its inputs, and of its params behind them."""
+        return bind(self, args[:len(self.inputs)], args[len(self.inputs):])
 
     def places(self, names):
         """Where the named values stand in a node's list of saved values."""

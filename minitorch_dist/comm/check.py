@@ -10,7 +10,7 @@ from .reduction import OPS, REDUCIBLE, is_power_of_two
 def array(call, name, x, written=False):
     """x is a C-contiguous array of plain data, NumPy's or CuPy's, writable where the call writes to it."""
     if not is_array(x):
-        raise TypeError(f"{call}: {name} must be a NumPy array (or CuPy's), got {type(x).__name__}")
+        raise TypeError(f"{call}: {name} must be a NumPy array (or CuPy's), got {type(x).__name__}" + _instead(name, x))
     if not x.flags.c_contiguous:
         raise ValueError(f"{call}: {name} has shape {x.shape} and strides {x.strides}, which isn't C-contiguous; "
                          f"pass np.ascontiguousarray({name}) and copy the result back where it is wanted")
@@ -18,6 +18,16 @@ def array(call, name, x, written=False):
         raise TypeError(f"{call}: {name} has dtype {x.dtype}, Python objects; use broadcast_object or gather_object")
     if written and on_host(x) and not x.flags.writeable:
         raise ValueError(f"{call}: {name} is read-only, and the result is written to it; pass {name}.copy()")
+
+
+def _instead(name, x):
+    """What to give in place of what is no array."""
+    if isinstance(x, (bool, int, float)):
+        return f": take {name} = np.array([{name}])"
+    if hasattr(x, "numpy"):
+        return (f": of a loss take np.array([{name}.item()]), of other tensors {name}.numpy(), which is written into; "
+                "minitorch_dist.parallel.collectives has functions of tensors, with gradients")
+    return ""
 
 
 def reduction(call, x, op):

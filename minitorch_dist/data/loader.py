@@ -46,6 +46,10 @@ class Batch:
     rows: tuple
     shards: list
 
+    def __iter__(self):
+        raise TypeError("a Batch is no pair: it has batch.inputs, batch.labels, and batch.count, which counts the "
+                        "samples of all ranks")
+
 
 def share(count, part, parts):
     """(lo, hi): the rows of `count` that fall to `part` of `parts`. Disjoint, complete, even to one row."""

@@ -6,7 +6,7 @@ from ..autodiff.modes import no_grad
 from ..autodiff.tensor import Tensor, tensor
 from ..autodiff.writes import wrote
 from ..backend import whole
-from ..torch_names import NAMES, tell
+from ..torch_names import NAMES, refuse_settings, tell
 from .absent import Absent, Unmade, building
 
 FEW = 1000      # elements of a list that are looked at each time somebody walks over a module's parameters
@@ -42,6 +42,10 @@ class Module:
     """
 
     keeps_dtypes = False        # whether to(dtype) leaves this module's own parameters and buffers as they are
+
+    def __new__(cls, *args, **settings):
+        refuse_settings(cls, settings)
+        return object.__new__(cls)
 
     def __init__(self):
         for table in ("_parameters", "_buffers", "_modules", "_lists"):
@@ -124,7 +128,9 @@ class Module:
         """Register a sub-module. The name "" makes it transparent: its parameters keep their own names.
         TypeError for what is no Module."""
         if not isinstance(module, Module):
-            raise TypeError(f"{type(self).__name__}.{name} must be a Module, got {type(module).__name__}")
+            raise TypeError(f"{type(self).__name__}.{name} must be a Module, got {type(module).__name__}"
+                            + (": give its modules one by one, *layers" if isinstance(module, (list, tuple)) else
+                               ": call it in a Module's forward()" if callable(module) else ""))
         self._register(self._modules, name, module)
         object.__setattr__(module, "_name", name)
 

@@ -13,7 +13,7 @@ from ..flat import flat_buffers
 from ..torch_names import NAMES, tell
 from .packed import Packed, arrays_of, values_of
 from .settings import AT_LEAST_0, check_settings, holds
-from .slots import Slot, runs
+from .slots import Slot, States, runs
 
 DEVICE_TILE = 1 << 22           # elements for which a GPU has temporary arrays at a time, of unpacked state say
 OWN = "params", "state_bits"    # of a group's entries those that are no settings of its steps, and not saved
@@ -134,7 +134,7 @@ class Optimizer:
                 flats.append(flat)
                 all_slots.append(slots)
                 states.append(state if self.home is None else self.home.move(state))
-        self.flats, self.slots, self.state = flats, all_slots, states
+        self.flats, self.slots, self.state = flats, all_slots, States(states)
 
     def _check_summed(self, tensor):
         if not self.adds_up and tensor.leaf.unsummed is not None:

@@ -3,6 +3,19 @@
 from dataclasses import dataclass, field
 from math import prod
 
+from ..autodiff.tensor import Tensor
+
+
+class States(list):
+    """Of each flat buffer the state arrays that its parameters lie in."""
+
+    def __getitem__(self, i):
+        if isinstance(i, Tensor):
+            raise TypeError("optimizer.state has an entry per flat buffer, none per parameter. A subclass names its "
+                            "arrays, state_names = (\"momentum\",), and writes update(self, p, g, state, group, step), "
+                            "which finds state[\"momentum\"] beside p; state_dict() has the state per parameter")
+        return super().__getitem__(i)
+
 
 @dataclass
 class Slot:

@@ -50,6 +50,12 @@ class ReducingModule(Module):
         self.backwards = 0
         self.hook, self.at_end = self._gradient_ready, self._backward_ends      # each once, to be known by identity
 
+    def __getattr__(self, name):
+        module = self.__dict__.get("_modules", {}).get("")
+        if module is not None and not name.startswith("__") and hasattr(module, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}. Here: model.module.{name}")
+        return self.__getattribute__(name)      # which has failed once, and says why
+
     def leaves_of(self, parameters):
         """The leaves of Sources that backward leaves these parameters' gradients in; None: in themselves."""
         leaves = [self.leaf_of[id(p)] for p in parameters if id(p) in self.leaf_of]

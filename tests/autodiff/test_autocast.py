@@ -43,7 +43,7 @@ WIDE = {
     "exp": mt.exp, "log": lambda x: mt.log(mt.square(x) + 1), "pow": lambda x: x ** 3, "softmax": mt.softmax,
     "log_softmax": mt.log_softmax, "sum": mt.sum, "mean": mt.mean, "var": mt.var, "prod": mt.prod, "cumsum": mt.cumsum,
     "rsqrt": lambda x: mt.rsqrt(mt.square(x)), "layer_norm": lambda x: mt.layer_norm(x, 4),
-    "dot": lambda x: mt.dot(x, x), "rms_norm": lambda x: mt.rms_norm(x, 4),
+    "dot": lambda x: mt.dot(mt.ravel(x), mt.ravel(x)), "rms_norm": lambda x: mt.rms_norm(x, 4),
     "batch_norm": lambda x: mt.batch_norm(x)[0], "logsumexp": mt.logsumexp,
     "cross_entropy": lambda x: nn.cross_entropy(x, np.arange(3)), "mse": lambda x: nn.mse_loss(x, 2 * x),
 }

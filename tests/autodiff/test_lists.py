@@ -23,7 +23,7 @@ GIVEN = {
     "chunk": [SQUARE, 2], "clip": [SQUARE, 0.7, 1.0],
     "conv1d": [IMAGES[..., 0], KERNELS[..., 0], SQUARE[0, :2]], "conv2d": [IMAGES, KERNELS],
     "conv_transpose1d": [IMAGES[..., 0], KERNELS[..., 0]], "conv_transpose2d": [IMAGES, KERNELS],
-    "dropout": [SQUARE, 0.0],
+    "dot": [SQUARE[0], OTHER[0]], "dropout": [SQUARE, 0.0],
     "embedding": [LABELS, SQUARE], "expand_dims": [SQUARE, 1], "getitem": [SQUARE, (slice(2), 1)],
     "grouped_matmul": [SQUARE, IMAGES[0, :, :3], (1, 2)], "grouped_outer": [SQUARE, OTHER, (1, 2)],
     "layer_norm": [SQUARE, 3, OTHER[0], OTHER[1]], "linear": [SQUARE, OTHER, OTHER[0]],
@@ -115,7 +115,7 @@ def test_functions_keep_their_signature_and_can_be_pickled():
     for name in (*ops.__all__, "ones_like"):
         bare = getattr(ops, name, None) or mt.autodiff.create.ones_like
         assert inspect.signature(getattr(mt, name)) == inspect.signature(bare)
-    assert pickle.loads(pickle.dumps(mt.mean)) is mt.mean is not ops.mean and mt.sum is ops.sum and mt.tanh is ops.tanh
+    assert pickle.loads(pickle.dumps(mt.mean)) is mt.mean is not ops.mean and mt.add is ops.add and mt.tanh is ops.tanh
 
 
 def test_parameters_called_otherwise_are_no_arrays():

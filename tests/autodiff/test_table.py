@@ -181,3 +181,25 @@ def test_constants_pass_no_gradient(name):
     # Inside a transform the rest of the function keeps its derivative.
     g = mt.grad(lambda z: mt.sum(z * z + function(z, 2 * z) * 1.0 if two else z * z + function(z) * 1.0))(x.numpy())
     np.testing.assert_allclose(g, 2 * x.numpy())
+
+
+def test_an_op_of_ones_own_is_called_with_its_inputs_and_what_follows_them():
+    power = mt.Primitive("own_power", lambda x, n: x ** n, params="n", listed=False,
+                         x=(mt.LINEAR["scale"], lambda x, n: n * x ** (n - 1)))
+    mt.check_grads(lambda x: power(x, 3), [np.array([1.5, -0.5])])
+    x = mt.tensor(np.array([1.5, -0.5]), requires_grad=True)
+    power(x, 3).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), [6.75, 0.75])
+    np.testing.assert_array_equal(power(np.array([2.0]), 3), [8.0])
+
+
+@pytest.mark.parametrize("rule", ["scale", mt.LINEAR["scale"], (lambda c, x: c * x, "x"), ("scale", "x")])
+def test_a_rule_that_is_none_is_named(rule):
+    with pytest.raises(TypeError, match=r'own: the rule of x is .* must be a LinearOp and its residual, x=\(mt.LINEAR'):
+        mt.Primitive("own", np.tanh, x=rule)
+    assert "own" not in mt.OPS
+
+
+def test_arguments_that_are_no_list_are_named():
+    with pytest.raises(TypeError, match=r"args is a ndarray, and must be a list of f's arguments: \[x\]"):
+        mt.check_grads(mt.tanh, np.ones(3))

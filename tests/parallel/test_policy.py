@@ -124,6 +124,12 @@ def test_on_a_gpu():
         assert all(apart < 1e-4 for apart, _ in seen.values()), seen
 
 
+def test_float32_is_what_there_is_without():
+    assert MixedPrecisionPolicy("bfloat16", reduce_dtype="float32") == MixedPrecisionPolicy("bfloat16")
+    assert not MixedPrecisionPolicy(np.float32, np.float32).rounds
+    assert MixedPrecisionPolicy("bfloat16", output_dtype="float32").output_dtype == "float32"
+
+
 def test_what_is_refused():
     for errors in crews.call(CASES + "refused", 2):
         assert "param_dtype='float8'" in errors["unknown"] and "float16 or bfloat16" in errors["unknown"]

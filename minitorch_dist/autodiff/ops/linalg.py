@@ -106,5 +106,9 @@ def linear(x, weight, bias=None):
 
 
 def dot(x, y):
-    """Σ x·y over all elements of two arrays of one shape."""
-    return sum(mul(x, y))
+    """Σ x·y of two vectors. ValueError for matrices, which NumPy's dot would multiply, and torch's refuses."""
+    shapes = [getattr(each, "shape", ()) for each in (x, y)]
+    if max(map(len, shapes)) < 2 and len((product := mul(x, y)).shape) < 2:     # lists have no shape before
+        return sum(product)
+    raise ValueError(f"dot: shapes {shapes[0]} and {shapes[1]}: it takes vectors; x @ y multiplies matrices, and "
+                     "mt.sum(x * y) is the sum over all elements")

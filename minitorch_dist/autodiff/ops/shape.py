@@ -137,6 +137,7 @@ def _shaped(x, shape):
 
 def transpose(x, *perm):
     """x with its axes in the order `perm` (default: reversed)."""
+    torchs = len(perm) == 2
     perm = wholes("perm", perm[0] if len(perm) == 1 else perm)
     try:
         n = len(x.shape)
@@ -144,7 +145,11 @@ def transpose(x, *perm):
         return transpose(as_array("transpose", x), perm)
     perm = tuple(p + n if p < 0 else p for p in perm) if perm else tuple(range(n - 1, -1, -1))
     if sorted(perm) != list(range(n)):
-        raise ValueError(f"transpose: {perm} is not an order of the {n} axes of shape {x.shape}")
+        raise ValueError(f"transpose: {perm} is not an order of the {n} axes of shape {x.shape}"
+                         + f"; swapaxes(x, {perm[0]}, {perm[1]}) exchanges two" * torchs)
+    if torchs and perm == (0, 1):       # of torch, whose function exchanges two axes: it would change nothing here
+        raise ValueError(f"transpose(x, 0, 1) of shape {x.shape}: this function takes the axes' order, and (0, 1) is "
+                         "the one they have; swapaxes(x, 0, 1), x.T and x.transpose(0, 1) exchange them")
     return _permuting(x, (perm,))
 
 

@@ -30,8 +30,8 @@ from ..encodings import Blocks
 
 @dataclass(frozen=True)
 class MixedPrecisionPolicy:
-    """The dtypes of a fully_shard model, and in how many bits it travels; None: as it is. "float16" and "bfloat16" can
-    be had.
+    """The dtypes of a fully_shard model, and in how many bits it travels; None, or "float32": as it is. "float16" and
+    "bfloat16" can be had. (A reduce_dtype of None is float32, where torch's is param_dtype.)
 
     param_dtype          of parameters while the model runs, and as they travel. In 16 bits they are rounded anew from
                          the float32 pieces; ops between them are then made in 16 bits, as torch's are. (Under
@@ -73,9 +73,12 @@ class MixedPrecisionPolicy:
                 dtype = as_dtype(given)
             except TypeError:       # NumPy knows none of that name
                 dtype = xp.dtype(bool)
-            if not is_floating(dtype) or name != "output_dtype" and not is_short(dtype):
-                raise ValueError(f"MixedPrecisionPolicy: {name}={given!r}; it may be float16 or bfloat16"
-                                 + ", or another floating dtype" * (name == "output_dtype") + ", or None: as it is")
+            if name != "output_dtype" and dtype == xp.float32:      # what it is without
+                object.__setattr__(self, name, None)
+            elif not is_floating(dtype) or name != "output_dtype" and not is_short(dtype):
+                more = "another floating dtype, or None" if name == "output_dtype" else "None or float32"
+                raise ValueError(f"MixedPrecisionPolicy: {name}={given!r}; it may be float16 or bfloat16, or {more}: "
+                                 "as it is")
         for name in ("param_encoding", "reduce_encoding"):
             given = getattr(self, name)
             if given is not None and not (isinstance(given, Blocks) and BLOCK % given.size == 0):
