@@ -207,6 +207,7 @@ class Meeting:
 
 LLAMA = {"norm": "rms", "mlp": "swiglu", "hidden": 80, "bias": False}      # rotary is the block anyway
 STATES, DELTA = (LLAMA | {"window": window} for window in ("linear", "delta"))
+BLOCKS = LLAMA | {"window": "2x1"}
 QWEN = LLAMA | {"window": 2, "qk_norm": True}
 DEEPSEEK = LLAMA | {"kv_heads": None, "latent": {"nope_size": 6, "rope_size": 2, "value_size": 5, "kv_rank": 12,
                                                  "q_rank": 10}}
@@ -249,8 +250,9 @@ BESIDES = {
     "latents": Beside(model=DEEPSEEK),
     "states": Beside(model=STATES),
     "delta rule": Beside(model=DELTA),
+    "chosen blocks": Beside(model=BLOCKS),
 }
-# What is done besides to a Qwen3, with latents or states, and …: not rows of the table, for test_three_together alone.
+# What is done besides to a Qwen3, with latents, states, blocks, and …: no rows of the table, for test_three_together.
 EVERY = BESIDES | {f"Qwen3, {name}": replace(BESIDES[name], model=QWEN) for name in (
     "recompute", "exact", "Muon", "compile", "float8", "LoRA", "QLoRA")}
 EVERY |= {f"latents, {name}": replace(BESIDES[name], model=DEEPSEEK) for name in (
@@ -258,6 +260,7 @@ EVERY |= {f"latents, {name}": replace(BESIDES[name], model=DEEPSEEK) for name in
 EVERY |= {f"states, {name}": replace(BESIDES[name], model=STATES) for name in (
     "recompute", "exact", "compile", "float8", "LoRA")}
 EVERY |= {f"delta rule, {name}": replace(BESIDES[name], model=DELTA) for name in ("recompute", "exact", "compile")}
+EVERY |= {f"chosen blocks, {name}": replace(BESIDES[name], model=BLOCKS) for name in ("recompute", "exact", "compile")}
 # … where four ranks share a copy.
 EVERY["neighbours"] = Beside(sharded=True, options=lambda job: {"reshard_after_forward": 2} if job.mesh else {})
 EVERY["neighbours, 8 bits, exact"] = replace(

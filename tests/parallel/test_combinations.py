@@ -52,6 +52,7 @@ REFUSED = [     # (forms, with what, a pattern of the error, why)
     (("annotations",), ("mp_policy", "hybrid"), "fully_shard.*lies on a mesh", "gradients are summed already"),
     (("annotations",), ("DiLoCo",), "DiLoCo.*lies on a mesh", "the parameters are arrays on a mesh"),
     (("annotations",), ("LoRA", "QLoRA"), "lora.add.*lies on a mesh", "the parameters are arrays on a mesh"),
+    (("ring",), ("chosen blocks",), "context_parallel.*chooses among", "a ring has a few blocks at a time"),
     (TENSORS, ("QLoRA",), "lora.add.*blocks of 64", "parts would cut the blocks that share a scale"),
     (("sequence", *CONTEXTS), ("BatchNorm", "BatchNorm, exact"), "BatchNorm.*positions",
      "the statistics are over positions that are elsewhere"),
@@ -115,6 +116,9 @@ TRIPLES = [     # forms, the sizes of their axes, and what is done besides
     (("tensor", "1F1B"), {"pp": 2, "dp": 1, "tp": 2}, "delta rule, recompute"),
     (("1F1B", "ZeRO 2"), {"pp": 2, "dp": 2}, "delta rule, exact"),
     (("sequence", "ring"), {"cp": 2, "tp": 2}, "delta rule, compile"),
+    (("sequence", "1F1B"), {"pp": 2, "dp": 1, "tp": 2}, "chosen blocks, recompute"),
+    (("1F1B", "ZeRO 2"), {"pp": 2, "dp": 2}, "chosen blocks, exact"), (("ZeRO 3",), {"dp": 4}, "chosen blocks, exact"),
+    (("tensor", "all-to-all"), {"cp": 2, "tp": 2}, "chosen blocks, compile"),
     (("ring", "ZeRO 3"), {"dp": 2, "cp": 2}, "neighbours"), (("ZeRO 3",), {"dp": 4}, "neighbours, 8 bits, exact"),
     (("all-to-all", "ZeRO 3"), {"dp": 2, "cp": 2}, "neighbours"),
 ]
