@@ -36,7 +36,8 @@ def attend(q, k, v, size, count, scale):
     for b, h, t in np.ndindex(batch, heads, time):
         keys, rows = k[b, h // (heads // k.shape[1])], v[b, h // (heads // k.shape[1])]
         seen = positions(q[b, h, t], keys, size, count, sources - time + t)
-        weights = np.exp(keys[seen] @ q[b, h, t] * scale)
+        scores = keys[seen] @ q[b, h, t] * scale
+        weights = np.exp(scores - scores.max())
         y[b, h, t] = weights @ rows[seen] / weights.sum()
     return y
 
@@ -69,6 +70,13 @@ def test_where_there_are_no_more_blocks_it_is_causal_attention():
         np.testing.assert_allclose(mt.block_attention(q, k, v, size, count), wanted, rtol=0, atol=1e-14)
 
 
+def test_scores_may_be_large():
+    """Of which exp() is inf, or 0."""
+    q, k, v = given(2, 4, 2, 11, 17, 5, 3)
+    for scale in (400.0, -400.0):
+        np.testing.assert_allclose(mt.block_attention(q, k, v, 3, 3, scale), attend(q, k, v, 3, 3, scale), atol=1e-12)
+
+
 @pytest.mark.parametrize("case", SHAPES[:6], ids=lambda case: "-".join(map(str, case)))
 def test_gradients_are_those_of_attention_with_a_mask(case):
     """Of the same scores, given as a mask; and each input's alone."""
@@ -93,6 +101,9 @@ def test_gradients_are_those_of_attention_with_a_mask(case):
     scores = greatest_block_scores(q, k, size, count, 0.3)
     all_scores = np.einsum("bhtf,bhsf->bhts", q, k.repeat(heads // k.shape[1], 1)) * 0.3
     np.testing.assert_allclose(scores, np.where(mask, all_scores, -np.inf).max((0, 2, 3)), rtol=1e-14)
+    scores = greatest_block_scores(q, k, size, sources, 0.3)
+    before = np.tri(time, sources, sources - time, bool)
+    np.testing.assert_allclose(scores, np.where(before, all_scores, -np.inf).max((0, 2, 3)), rtol=1e-14)
 
 
 def test_equal_blocks_are_chosen_in_their_order():
@@ -202,7 +213,10 @@ def test_a_cache_keeps_keys_and_their_means():
         model(tokens, np.zeros((3, 40), int))
 
 
-def test_a_cache_of_a_length_that_is_no_whole_blocks():
+def test_a_cache_of_a_length_that_is_no_whole_blocks(monkeypatch):
+    """Nor does what happened to lie in its memory matter."""
+    monkeypatch.setattr(np, "empty", lambda shape, dtype=float, **more: np.full(shape, 99, dtype) * np.array(
+        np.nan if np.dtype(dtype).kind == "f" else 1, dtype))
     model = gpt("2x7").eval()
     tokens = random(0).integers(0, 11, (2, 23))
     cache, wanted = KeyValueCache(model, 23), model(tokens).numpy()

@@ -23,7 +23,7 @@ from ... import backend
 from ...backend import argsort, finfo, module_of, number, result_type, whole, xp
 from ..primitive import Primitive, bind, lower
 from .arrange import pad
-from .attention import banded_attention, greatest_scores, grouped
+from .attention import banded_attention, grouped
 from .elementwise import floats, mul, where
 from .fused import softmax
 from .grouped import grouped_matmul, grouped_outer_products, grouped_products
@@ -40,8 +40,8 @@ def means_of(k, size):
 
 
 def choices(q, means, sources, size, count):
-    """(the numbers of the blocks that each query looks at, its own first; whether there is such a block): int64 and
-    bool (batch, heads, time, count). Where a query has fewer blocks before it, the number is that of its own.
+    """(the numbers of the blocks that each query looks at, its own first; whether it does): int64 and bool (batch,
+    heads, time, count). Where a query has fewer blocks before it, the number is that of some other.
 
     q      (batch, heads, time, features): an array of the last queries of so many sources
     means  (batch, kv_heads, blocks, features) of blocks that are whole, at least all those before a query's own
@@ -53,8 +53,7 @@ def choices(q, means, sources, size, count):
     best = argsort(xp.where(before, -scores, xp.inf), 3)[..., :count - 1]
     seen = xp.take_along_axis(before, best, 3)
     own = xp.broadcast_to(own[:, None], (*q.shape[:3], 1))
-    return (xp.concatenate([own, xp.where(seen, best, own)], 3),
-            xp.concatenate([xp.ones_like(own, bool), seen], 3))
+    return xp.concatenate([own, best], 3), xp.concatenate([xp.ones_like(own, bool), seen], 3)
 
 
 def _by_block(chosen, groups, blocks):
@@ -185,7 +184,7 @@ _block_attention = Primitive("block_attention", _forward, "q k v", "size count s
 
 def _greatest(q, k, size, count, scale):
     kind = xp.promote_types(result_type(q, k), xp.float32)
-    q, k = (x.astype(kind, copy=False) for x in (q, k))
+    q, k, count = q.astype(kind, copy=False), k.astype(kind, copy=False), min(count, k.shape[2] // size + 1)
     p, _, inverse, *_ = _scores(q, _filled(k, size), means_of(k, size), k.shape[2], size, count, scale)
     batch, heads, times, _ = q.shape
     if not batch * times:
@@ -199,8 +198,6 @@ _greatest_scores = Primitive("greatest_block_scores", _greatest, "q k", "size co
 def greatest_block_scores(query, key, size, count, scale):
     """Of each head the greatest of the scores that block_attention looks at, with the same arguments (not checked
     here): (heads,), float32 at least; constants."""
-    if count >= -(-key.shape[2] // size):
-        return greatest_scores(query, key, None, True, scale)
     return bind(_greatest_scores, (query, key), (size, count, number(scale)))
 
 
