@@ -179,7 +179,7 @@ def test_the_command(capsys):
     assert "optimizer: " not in said(capsys, "--devices 4 --parameters 1e9")[1]
     assert "if each rank had as many" in said(capsys, "--devices 4 --optimizer dion2 " + SIZES_OF_ONE)[1]
     out = said(capsys, "--devices 4 --meshes --batch 8 --optimizer dion " + SIZES_OF_ONE)[1]
-    assert "0, DDP" in out and "ZeRO " not in out.partition("ways, of which")[0]
+    assert "Dion of" in out and "0, DDP" in out and "ZeRO " not in out.partition("ways, of which")[0]
 
 
 def test_what_the_page_shows(capsys):

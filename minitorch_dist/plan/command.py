@@ -371,8 +371,9 @@ def mesh_lines(args):
     for p in plans[:SHOWN]:
         rows.append([p.job.mesh(), _name(p), f"{p.job.micro_batches}", f"{p.fullest.memory / unit:,.2f}", _fits(p),
                      f"{p.seconds.step:.3g}", p.seconds.longest])
-    return [f"{job.model}", *trained_lines(job), f"{args.devices:,} × {device.name}; {job.precision}; a step: "
-            f"{job.batch:,} samples of {job.time:,} tokens", "", *aligned(rows), "",
+    return [f"{job.model}", *trained_lines(job), *optimizer_lines(job),
+            f"{args.devices:,} × {device.name}; {job.precision}; a step: {job.batch:,} samples of {job.time:,} tokens",
+            "", *aligned(rows), "",
             f"{len(plans)} ways, of which {fit} fit; {order}.",
             *([] if fit else ["Less is held with more --micro-batches, --checkpointing, --sequence-parallel."]),
             *([f"{len(refused)} more can't be. The first: {refused[0]}"] if refused else []), "", *notes(job)]
