@@ -368,7 +368,7 @@ def generate(model, tokens, count, temperature=1.0, stream=None, end=None, cache
     if top_k is not None and not (is_whole(top_k) and top_k >= 1) or top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"generate: top_k={top_k}, top_p={top_p}: a number of tokens, 1 or more, and a probability "
                          "above 0, up to 1; None leaves all of them")
-    tokens = beginning("generate", model, tokens, count)
+    tokens, end = beginning("generate", model, tokens, count), None if end is None else whole("end", end)
     stream = stream or backend.next_stream()
     kept = KeyValueCache(model) if cache or cache is None and uncacheable(model) is None else None
     together = {m.divided_over for m in model.modules() if hasattr(m, "divided_over") and m.divided_over.size > 1}
@@ -419,13 +419,14 @@ def likeliest(logits, top_k=None, top_p=None):
 
 
 def beginning(who, model, tokens, count):
-    """The tokens (batch, time) that `count` more are written behind, on the GPT's device. ValueError without any, and
-    for a negative count."""
+    """The tokens, int64 (batch, time), that `count` more are written behind, on the GPT's device. ValueError without
+    any, and for a negative count."""
     tokens, count = lower(tokens), whole("count", count)
     tokens = to_device_of(tokens if is_array(tokens) else xp.asarray(tokens), lower(model.embed.weight))
     if tokens.ndim != 2 or not tokens.shape[1] or count < 0:
         raise ValueError(f"{who}: tokens {tuple(tokens.shape)}, count={count}: give (batch, 1 or more), and 0 or more")
-    return tokens
+    # Of uint64 and the int64 that come behind NumPy would make floats.
+    return tokens.astype(xp.int64, copy=False) if tokens.dtype.kind in "iu" else tokens
 
 
 @contextmanager

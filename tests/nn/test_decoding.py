@@ -278,6 +278,21 @@ def test_tokens_may_be_a_tensor_or_lists():
     np.testing.assert_array_equal(model(tokens.tolist(), documents.tolist()).numpy(), model(tokens, documents).numpy())
 
 
+@pytest.mark.parametrize("dtype", ["u1", "i2", "u8"])
+def test_what_is_written_is_int64(dtype):
+    model, tokens = nn.GPT(7, 6, layers=1, heads=2, dim=8), np.array([[1, 2]])
+    for count in (0, 3):
+        found = model.generate(tokens.astype(dtype), count, 0)
+        assert found.dtype == np.int64
+        np.testing.assert_array_equal(found, model.generate(tokens, count, 0))
+
+
+@pytest.mark.parametrize("end", [1.5, "x"])
+def test_an_end_that_is_no_token(end):
+    with pytest.raises(TypeError, match=f"end={end!r}: must be a whole number"):
+        nn.GPT(7, 6, layers=1, heads=2, dim=8).generate([[1, 2]], 3, 0, end=end)
+
+
 def test_a_cache_is_of_one_document_per_row():
     """Or a token would look at those of others."""
     model, tokens, documents = gpt(), tokens_of(2, 4), np.array([[0, 0, 1, 1]] * 2)
