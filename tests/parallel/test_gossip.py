@@ -251,11 +251,22 @@ def test_a_topology_says_who_takes_what():
     (lambda: topologies.metropolis(4, [(1, 1)]), r"edge \(1, 1\)"),
     (lambda: Topology("mine", []), "shapes none"), (lambda: Topology("mine", [np.ones((2, 3))]), r"shapes \(2, 3\)"),
     (lambda: Topology("mine", [np.ones((1, 1)), np.eye(2)]), r"\(1, 1\), \(2, 2\)"),
-    (lambda: topologies.ring(0), "of 0 ranks"), (lambda: topologies.torus(0, 3), r"\(0, 0\)")],
+    (lambda: topologies.ring(0), "of 0 ranks"), (lambda: topologies.torus(0, 3), r"\(0, 0\)"),
+    (lambda: topologies.torus(-1, -1), r"-1 × -1 torus: matrices of shapes \(0, 0\)")],
     ids=lambda value: value if isinstance(value, str) else "")
 def test_matrices_that_arent_doubly_stochastic_are_refused(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+@pytest.mark.parametrize("make", [
+    topologies.ring, topologies.complete, topologies.exponential, topologies.one_peer,
+    lambda n: topologies.torus(n, 2), lambda n: topologies.metropolis(n, [(0, 1), (1, 2)])])
+def test_ranks_may_be_counted_by_numpy_and_are_whole(make):
+    for found, wanted in zip(make(np.int8(3)).matrices, make(3).matrices, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    with pytest.raises(TypeError, match="=1.5: must be a whole number"):
+        make(1.5)
 
 
 # ---------------------------------------------------------------- what is sent

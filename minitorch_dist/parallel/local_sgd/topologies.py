@@ -25,6 +25,8 @@ from functools import reduce
 
 import numpy as np
 
+from ...backend import whole
+
 TOLERANCE = 1e-12       # of sums of weights, which are rounded
 APART = 1e-9            # a gap below is none
 
@@ -121,30 +123,35 @@ def ring(n):
 
 def complete(n):
     """All with all: after a meeting each has the mean."""
+    n = _ranks(n)
     return Topology("complete graph", [_shifts(n, range(n))])
 
 
 def exponential(n):
     """Static exponential graph: rank i sends to i + 1, i + 2, i + 4 … (mod n), all below i + n."""
+    n = _ranks(n)
     return Topology("exponential graph", [_shifts(n, [2 ** j for j in range((n - 1).bit_length())])])
 
 
 def one_peer(n):
     """One-peer exponential graph: at meeting k rank i sends to i + 2^(k mod ⌈log₂ n⌉), and has the mean of two then."""
+    n = _ranks(n)
     return Topology("one-peer graph", [_shifts(n, (2 ** j,)) for j in range((n - 1).bit_length())] or [np.ones((1, 1))])
 
 
 def torus(rows, columns):
     """A grid of rows × columns whose edges meet: each rank and those above, below, left and right of it."""
-    place = np.arange(rows * columns).reshape(rows, columns)
+    rows, columns = whole("rows", rows), whole("columns", columns)
+    place = np.arange(max(rows, 0) * max(columns, 0)).reshape(max(rows, 0), max(columns, 0))
     edges = [(a, b) for axis in (0, 1) for a, b in zip(place.flat, np.roll(place, -1, axis).flat, strict=True)
              if a != b]
-    return metropolis(rows * columns, edges, f"{rows} × {columns} torus")
+    return metropolis(place.size, edges, f"{rows} × {columns} torus")
 
 
 def metropolis(n, edges, name="graph"):
     """Any undirected graph of edges (i, j): two neighbours take 1/(1 + the larger of their degrees) of each other, and
     each keeps the rest of itself."""
+    n = whole("ranks", n)
     matrix = np.zeros((n, n))
     for i, j in edges:
         if not (0 <= i < n and 0 <= j < n and i != j):
@@ -155,9 +162,15 @@ def metropolis(n, edges, name="graph"):
     return Topology(name, [matrix + np.diag(1 - matrix.sum(1))])
 
 
+def _ranks(n):
+    """A number of ranks, as an int."""
+    if (n := whole("ranks", n)) < 1:
+        raise ValueError(f"a topology of {n} ranks: it has at least 1")
+    return n
+
+
 def _shifts(n, ahead):
     """The matrix by which each rank sends to those that are so far ahead of it, all with one weight."""
-    if n < 1:
-        raise ValueError(f"a topology of {n} ranks: it has at least 1")
+    n = _ranks(n)
     places = sorted({0, *(shift % n for shift in ahead)})
     return sum(np.roll(np.eye(n), shift, axis=0) for shift in places) / len(places)
