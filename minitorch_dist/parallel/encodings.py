@@ -37,7 +37,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..backend import is_short, module_of, stream, to, to_device_of
+from ..backend import is_short, is_whole, module_of, stream, to, to_device_of
 from ..divergence import Diverged
 
 
@@ -99,8 +99,8 @@ class LowRank(Subspace):
     rank: int
 
     def __post_init__(self):
-        if self.rank < 1:
-            raise ValueError(f"LowRank: rank is {self.rank}; it must be at least 1")
+        if not is_whole(self.rank) or self.rank < 1:
+            raise ValueError(f"LowRank: rank is {self.rank!r}; it must be a whole number, at least 1")
 
     def draw(self, shape, dtype, key):
         columns = stream("basis", *key).standard_normal((shape[0], min(self.rank, shape[0])))
@@ -129,8 +129,8 @@ class Sketch(Whole):
 
     def __post_init__(self):
         _check_share("Sketch", self.keep)
-        if self.levels is not None and not 2 <= self.levels <= 1 << 16:
-            raise ValueError(f"Sketch: levels is {self.levels}; from 2 to {1 << 16} can be had")
+        if self.levels is not None and not (is_whole(self.levels) and 2 <= self.levels <= 1 << 16):
+            raise ValueError(f"Sketch: levels is {self.levels!r}; whole numbers from 2 to {1 << 16} can be had")
 
     @property
     def bits(self):

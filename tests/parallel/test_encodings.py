@@ -184,7 +184,9 @@ def test_a_channel_sends_vectors_whole_and_each_matrix_by_draws_of_its_own():
 
 @pytest.mark.parametrize(("make", "words"), [
     (lambda: RandomMask(0.0), "keep is 0.0"), (lambda: Sketch(keep=1.5), "keep is 1.5"),
-    (lambda: Sketch(levels=1), "levels is 1"), (lambda: LowRank(0), "rank is 0")])
+    (lambda: Sketch(levels=1), "levels is 1"), (lambda: LowRank(0), "rank is 0"),
+    (lambda: Sketch(levels=2.5), "levels is 2.5"), (lambda: LowRank(1.5), "rank is 1.5"),
+    (lambda: LowRank(float("nan")), "rank is nan")])
 def test_settings_that_mean_nothing_are_refused(make, words):
     with pytest.raises(ValueError, match=words):
         make()
