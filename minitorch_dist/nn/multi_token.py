@@ -29,6 +29,7 @@ Stern et al. 2018, "Blockwise parallel decoding for deep autoregressive models";
 from transformers via speculative decoding".
 """
 
+from math import inf
 from typing import NamedTuple
 
 from ..autodiff import ops
@@ -134,13 +135,15 @@ def multi_token_loss(logits, targets=None, documents=None, weight=0.3, z_loss=0.
     documents  what the model was given
     z_loss     as in cross_entropy, at each depth; ValueError where the model made the losses: give it to the model
     """
+    if not 0 <= (weight := number(weight)) < inf:
+        raise ValueError(f"multi_token_loss: weight={weight} of tokens behind the next ones: at least 0, and finite")
     if z_loss and targets is None:
         raise ValueError(f"multi_token_loss: z_loss={z_loss} of losses that the model has made already: give it to "
                          "the model, beside the targets")
     main, *further = (ops.sum(scores) if targets is None else
                       cross_entropy(scores, targets_at(depth, targets, documents), "sum", z_loss=z_loss)
                       for depth, scores in enumerate(logits))
-    return main + number(weight) / len(further) * sum(further[1:], further[0])
+    return main + weight / len(further) * sum(further[1:], further[0])
 
 
 class Speculated(NamedTuple):

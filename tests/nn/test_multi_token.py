@@ -235,7 +235,11 @@ def test_what_does_not_fit_is_refused():
         model_of(0)
     with pytest.raises(ValueError, match="3 tokens for depth=3: give 4 or more"):
         model_of(3)(np.zeros((2, 3), int))
-    assert model_of(3)(np.zeros((2, 4), int))[0].shape[:2] == (2, 4)
+    logits = model_of(3)(np.zeros((2, 4), int))
+    assert logits[0].shape[:2] == (2, 4)
+    for weight in (-0.1, np.nan, np.inf):
+        with pytest.raises(ValueError, match=f"weight={weight}"):
+            nn.multi_token_loss(logits, np.zeros((2, 4), int), weight=weight)
     with pytest.raises(ValueError, match="speculate: 3 tokens and 10 more for a GPT of length 12"):
         speculate(model_of(1), np.zeros((2, 3), int), 10)
     for shape, count in (((2, 0), 4), ((3,), 4), ((2, 3), -1)):
