@@ -235,6 +235,12 @@ def test_what_is_refused(tmp_path):
         offload_optimizer(optim.Adam([nn.Parameter(np.ones(3)), *nn.Linear(2, 3).to("cuda").parameters()]))
     with pytest.raises(FileNotFoundError, match="no file can be made in this folder.*nowhere"):
         offload_optimizer(optimizer, tmp_path / "nowhere")
+    for nowhere in (None, 3):
+        with pytest.raises(TypeError, match=f"to={nowhere}: 'cpu', or the path of a folder"):
+            offload_optimizer(optimizer, nowhere)
+        with pytest.raises(TypeError, match=f"offload_activations: to={nowhere}"), \
+                offload.offload_activations(nn.Linear(2, 3), nowhere):
+            pass
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
     try:

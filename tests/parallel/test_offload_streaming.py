@@ -12,7 +12,7 @@ import minitorch_dist as mt
 from minitorch_dist import checkpoints, comm, ledger, nn, optim
 from minitorch_dist.nn.absent import Absent, AbsentParameterError
 from minitorch_dist.parallel import DistributedDataParallel
-from minitorch_dist.parallel.offload import stream_from_disk, streaming
+from minitorch_dist.parallel.offload import offload_activations, stream_from_disk, streaming
 from tests.crews import crews
 from tests.device.fake_cupy import installed, transfers
 from tests.parallel.test_offload import file_size_limit, held_files
@@ -317,6 +317,10 @@ def test_what_is_refused(tmp_path):
             stream_from_disk(owned, tmp_path)
     with pytest.raises(ValueError, match="prefetch=-1"):
         stream_from_disk(net(), tmp_path, -1)
+    for parts in (lambda: stream_from_disk(net(), tmp_path, prefetch=1.5),
+                  lambda: offload_activations(net(), tmp_path, prefetch=1.5).__enter__()):
+        with pytest.raises(TypeError, match="prefetch=1.5: must be a whole number"):
+            parts()
     with pytest.raises(ValueError, match="no children with parameters"):
         stream_from_disk(nn.Linear(2, 2), tmp_path)
     with pytest.raises(ValueError, match="stream_from_disk: units must be modules of the model; Tanh is none"):

@@ -15,6 +15,7 @@ streaming.py.
 Sources: Ren et al. 2021, "ZeRO-Offload" (the optimizer on the host); Rajbhandari et al. 2021, "ZeRO-Infinity" (disks).
 """
 
+import os
 import weakref
 from bisect import bisect_left
 from collections import deque
@@ -38,6 +39,7 @@ from ...backend import (
     on_host,
     refuse_in_graph,
     to,
+    whole,
     xp,
 )
 from ...comm.device import down, pinned
@@ -46,6 +48,12 @@ from ..places import Place, address
 from .spill import Spill, mapped
 
 PIECE = 1 << 20     # elements of a GPU's parameters that the host updates at a time
+
+
+def check_place(caller, to):
+    """TypeError unless it says where things go."""
+    if not isinstance(to, str | os.PathLike):
+        raise TypeError(f"{caller}: to={to!r}: 'cpu', or the path of a folder")
 
 
 # ---------------------------------------------------------------- activations
@@ -67,6 +75,8 @@ def offload_activations(module, to="cpu", min_bytes=1 << 16, prefetch=1):
     keeps is back all together. A write into an array after an op has kept it doesn't touch the copy: the gradient is
     that of the forward. OSError from the op that can't write; nothing else is changed then.
     """
+    check_place("offload_activations", to)
+    min_bytes, prefetch = whole("min_bytes", min_bytes), whole("prefetch", prefetch)
     if min_bytes < 1 or prefetch < 0:
         raise ValueError(f"offload_activations: min_bytes={min_bytes} must be at least 1, prefetch={prefetch} at "
                          "least 0")
@@ -243,6 +253,7 @@ def offload_optimizer(optimizer, to="cpu"):
     that the state never exists in memory; later its steps and state are taken along. OSError where there is no room.
     ValueError for "cpu" where parameters live there.
     """
+    check_place("offload_optimizer", to)
     if to == "cpu" and any(on_host(flat.params) for flat in optimizer.flats):
         raise ValueError("offload_optimizer: the parameters live on the host, and so does their state: give a folder "
                          "to have it on disk")

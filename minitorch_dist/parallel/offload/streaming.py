@@ -25,7 +25,7 @@ from ... import ledger
 from ...autodiff.modes import is_grad_enabled
 from ...autodiff.primitive import lower
 from ...autodiff.writes import log, wrote
-from ...backend import STORED, is_array, module_on, on, on_host, refuse_in_graph, to, to_device_of, xp
+from ...backend import STORED, is_array, module_on, on, on_host, refuse_in_graph, to, to_device_of, whole, xp
 from ...comm.device import pinned, up
 from ...comm.together import together
 from ...flat import round_up
@@ -59,7 +59,7 @@ def stream_from_disk(module, folder, prefetch=1, units=None, values=None, comm=N
     parameter at another time gets an AbsentParameterError. On all ranks, and with nothing changed: OSError where the
     folder can't be written or read, ValueError where files or values don't fit the module.
     """
-    if prefetch < 0:
+    if (prefetch := whole("prefetch", prefetch)) < 0:
         raise ValueError(f"stream_from_disk: prefetch={prefetch} must be at least 0")
     if owned := [name for name, p in module.named_parameters()
                  if isinstance(p.data, Absent) and not isinstance(p.data, Unmade)
