@@ -45,6 +45,11 @@ class QuantParams:
 
     def __post_init__(self):
         object.__setattr__(self, "bits", check_bits(self.bits))
+        zero = xp.asarray(self.zero_point)
+        if not ((zero == xp.rint(zero)) & (self.qmin <= zero) & (zero <= self.qmax)).all() \
+                or self.symmetric and zero.any():
+            raise ValueError(f"zero points {zero}: they must be " + ("0 where the range is symmetric" if self.symmetric
+                             else f"whole numbers, {self.qmin} to {self.qmax}: one of the integers stands for 0"))
         for name, dtype in (("scale", xp.float32), ("zero_point", xp.int32)):
             values = xp.array(getattr(self, name), dtype)
             if values.ndim != (self.axis is not None):

@@ -112,6 +112,11 @@ def test_what_is_no_number():
             QuantParams(scale, zero)
     with pytest.raises(ValueError, match="2 scales and 1 zero points: as many of each"):
         QuantParams([1.0, 2.0], [0], axis=0)
+    for zero in (128, -129, 0.5, np.nan):
+        with pytest.raises(ValueError, match=f"zero points {zero}: they must be whole numbers, -128 to 127"):
+            QuantParams(1.0, zero)
+    with pytest.raises(ValueError, match="zero points 3: they must be 0 where the range is symmetric"):
+        QuantParams(1.0, 3, symmetric=True)
     assert quantize(np.zeros((0, 3), np.float32), params).shape == (0, 3)
 
 
