@@ -7,7 +7,7 @@ from ..autodiff import ops
 from ..autodiff.ops.attention import numbered
 from ..autodiff.ops.indexing import numbers_in
 from ..autodiff.primitive import lower
-from ..backend import to_device_of, xp
+from ..backend import number, to_device_of, xp
 from . import decoding, init
 from .attention import MultiHeadAttention
 from .block_attention import BlockAttention
@@ -308,7 +308,7 @@ class GPT(Module):
 
     def scores(self, x):
         """The output layer: logits (batch, time, vocabulary) of features (batch, time, dim) behind a norm."""
-        x = x if self.output_multiplier is None else self.output_multiplier * x
+        x = x if self.output_multiplier is None else number(self.output_multiplier) * x
         return self.embed.attend(x) if self.head is None else self.head(x)
 
     def losses(self, x, targets, z_loss=0.0):
@@ -320,7 +320,7 @@ class GPT(Module):
         if not (_has_losses_of(scores, type(layer)) and (tied or _bare(layer) and layer.bias is None)):
             raise ValueError(f"GPT: targets want an output layer that is a product with one matrix and nothing else, "
                              f"not {layer!r}, which has more to it: leave them out, and take the loss of the logits")
-        x = x if self.output_multiplier is None else self.output_multiplier * x
+        x = x if self.output_multiplier is None else number(self.output_multiplier) * x
         return layer.losses(x, targets, z_loss)
 
     def generate(self, tokens, count, temperature=1.0, stream=None, end=None, cache=None, top_k=None, top_p=None):

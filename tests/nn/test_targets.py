@@ -54,6 +54,13 @@ def test_losses_and_gradients_are_those_of_the_logits(name, packed):
         np.testing.assert_allclose(found[1][key], wanted, rtol=1e-10, atol=1e-12, err_msg=key)
 
 
+def test_numpys_multiplier_makes_no_float64_of_logits_and_losses():
+    tokens, targets, _ = batch()
+    model = nn.GPT(VOCABULARY, 7, layers=1, heads=2, dim=8)
+    model.output_multiplier = np.float64(0.25)
+    assert model(tokens).dtype == model(tokens, None, targets).dtype == np.float32
+
+
 @pytest.mark.parametrize("name", ["tied", "llama", "experts", "multi-token"])
 def test_a_z_loss_is_added_to_the_losses_of_tiles(name):
     """weight · log² Σ exp(z), with the logits z of the same model: losses, and gradients of them."""
