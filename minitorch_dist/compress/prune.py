@@ -188,9 +188,15 @@ def to_facts(masks):
 
 
 def from_facts(facts):
-    """The masks of which to_facts has made this."""
-    return {name: np.unpackbits(np.frombuffer(base64.b64decode(bits), np.uint8), count=prod(shape)).astype(bool)
-            .reshape(shape) for name, (shape, bits) in facts.items()}
+    """The masks of which to_facts has made this. ValueError for too few bits, which would prune the rest."""
+    masks = {}
+    for name, (shape, bits) in facts.items():
+        found = np.frombuffer(base64.b64decode(bits, validate=True), np.uint8)
+        if found.size != -(-prod(shape) // 8):
+            raise ValueError(f"from_facts: the mask of {name} has {8 * found.size} bits, and its shape {shape} wants "
+                             f"{prod(shape)}, to the next byte: it is damaged")
+        masks[name] = np.unpackbits(found, count=prod(shape)).astype(bool).reshape(shape)
+    return masks
 
 
 # ---------------------------------------------------------------- what keeps them in force

@@ -147,6 +147,9 @@ def test_masks_travel_as_json():
     masks = prune.random(model_of(*some_weights()), 0.4)
     again = prune.from_facts(json.loads(json.dumps(prune.to_facts(masks))))
     assert list(again) == list(masks) and all((again[n] == masks[n]).all() for n in masks)
+    for bits in ("", "!!", "AAAA"):
+        with pytest.raises(ValueError, match="the mask of w has|base64"):
+            prune.from_facts({"w": [[3, 3], bits]})
 
 
 # ---------------------------------------------------------------- in force, while training goes on
