@@ -1,6 +1,7 @@
 """What the answers of chapter 5 are tried with, and the mistakes that are known."""
 
 import math
+from itertools import permutations
 
 import numpy as np
 
@@ -24,6 +25,9 @@ from .optimizers import adam, draw, sgd, weighted
 from .reading import draw_curves, network, right_answers
 
 # ---------------------------------------------------------------- 05.1
+
+
+GRADIENTS = "by_x", "by_weight", "by_bias"
 
 
 def by_rows(x, dy):
@@ -68,6 +72,14 @@ class LinearLayer(Check):
               linear(case)),
         gives("the gradient by weight is transposed: it must have weight's own shape, (outputs, inputs)",
               lambda case: {"by_weight": linear(case)["by_weight"].T}),
+        *(gives("the three gradients come in another order: asked for is x's, then weight's, then bias's",
+                lambda case, order=order: dict(zip(GRADIENTS, (linear(case)[name] for name in order), strict=True)))
+          for order in permutations(GRADIENTS) if order != GRADIENTS),
+        gives("the gradient by x has one axis before the last, whatever x has: rows are for the sums by weight and "
+              "bias; by x it has x's own shape", lambda case: {"by_x": by_rows(case["x"], linear(case)["by_x"])[1]}),
+        gives("the gradient by bias has kept the axis that was summed over: it has bias's own shape, (outputs,), and "
+              "subtracted from bias it would make a matrix of it",
+              lambda case: {"by_bias": linear(case)["by_bias"][None]}),
         gives("the bias is forgotten in forward", lambda case: linear(case, bias=0.0)),
         gives("the gradient by weight belongs to the x of another layer: what forward keeps is kept for all layers, in "
               "the class or in a global name. Keep it on self",

@@ -290,6 +290,11 @@ class Accumulate(Check):
         gives("only the last piece's gradients are divided by count: those of every piece are of sums, or what is "
               "added up is divided once, at the end", lambda case: right(case, totals=each_divided(
                   case, lambda piece, k, pieces: case[0]["count"] if k == len(pieces) - 1 else 1))),
+        gives("the last piece's gradients aren't divided by count, and those of the others are",
+              lambda case: right(case, totals=each_divided(
+                  case, lambda piece, k, pieces: 1 if k == len(pieces) - 1 else case[0]["count"]))),
+        gives("the last piece counts twice: once inside no_sync() with the others, and once more to be reduced",
+              lambda case: right(case, totals=everybodys(case, lambda pieces: [*pieces, pieces[-1]]))),
         gives("a mean of means: each piece's gradients are divided by the samples of the piece and by the number of "
               "pieces, and pieces aren't equally long. Divide by count, the samples of the global batch",
               lambda case: right(case, totals=each_divided(

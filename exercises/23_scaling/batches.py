@@ -304,6 +304,9 @@ SIGNATURES = [
             b2 / b1)))),
     f("of_two", "S_min and E_min have changed places", pair(lambda b1, s1, b2, s2: (
         (s1 - s2) / (1 / b1 - 1 / b2), s1 - (s1 - s2) / (1 / b1 - 1 / b2) / b1))),
+    f("of_two", "a Job's second number is E_min, the samples; here stands E_min / S_min, which is B_crit", pair(
+        lambda b1, s1, b2, s2: (s1 - (s1 - s2) / (1 / b1 - 1 / b2) / b1, (s1 - s2) / (1 / b1 - 1 / b2) / (
+            s1 - (s1 - s2) / (1 / b1 - 1 / b2) / b1)))),
     f("of_two", "the fewer of the two runs' steps, and the fewer of their samples: they are fewer still with larger, "
       "and with smaller batches", pair(lambda b1, s1, b2, s2: (min(s1, s2), min(b1 * s1, b2 * s2)))),
     f("of_two", "S_min is a run's steps: E_min / B of them are for the noise", pair(lambda b1, s1, b2, s2: (

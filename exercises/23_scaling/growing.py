@@ -44,6 +44,9 @@ def cases(rng):
              block(61, 61, rows, outputs), narrow]
     found = [{"what": "multipliers", "shapes": shuffled(rng, wide), "base": shuffled(rng, narrow)} for wide in grown]
     found += [{"what": "multipliers", "shapes": net(widths), "base": net((8, 12))} for widths in ((32, 12), (8, 36))]
+    # Names that say something else than the shapes: a hidden matrix, an output-like and an input-like one.
+    found.append({"what": "multipliers", "base": {"input.weight": [8, 12], "hidden.weight": [12, 3], "output.weight": [
+        5, 8]}, "shapes": {"input.weight": [32, 24], "hidden.weight": [24, 3], "output.weight": [5, 32]}})
     for widths in ((40, 24), (8, 12)):
         found.append(trained(rng, net(widths, 5, 3), net((8, 12), 5, 3)))
     for count in (2, 5):
@@ -202,6 +205,11 @@ def by_name(a, b, matrix, name, **more):
     return known.get(name, (1.0, 1.0, 1.0))
 
 
+def one_by_name(a, b, matrix, name, **more):
+    """Those of one kind are told by their name, the others by their shapes."""
+    return (1.0, 1.0, 1.0) if name.startswith("input") else right(a, b, matrix)
+
+
 def square_is_hidden(a, b, matrix, shape, **more):
     return right(a, a if matrix and shape[0] == shape[-1] else 1, matrix)
 
@@ -292,7 +300,7 @@ SIGNATURES = [
     of_growth("the mean of the slopes between neighbours; asked for is the line of least squares", lambda w, s: np.mean(
         np.diff(np.log(s)) / np.diff(np.log(w)))),
     of_growth("that is Pearson's correlation, not the slope", lambda w, s: np.corrcoef(np.log(w), np.log(s))[0, 1]),
-    m("what a parameter is, is seen by its shapes, not by its name", by_name),
+    *(m("what a parameter is, is seen by its shapes, not by its name", rule) for rule in (by_name, one_by_name)),
     m("nothing depends on the width: that is how it is without µP", lambda **_: (1.0, 1.0, 1.0)),
     m("input and output have changed places: shapes are (fan_in, fan_out), as in x @ W. An input-like matrix has a "
       "fan_out that grows", lambda a, b, matrix, **more: right(b, a, matrix) if matrix else (1.0, 1.0, 1.0)),

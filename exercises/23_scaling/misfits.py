@@ -49,6 +49,16 @@ def of_losses(theta, n, d, losses):
     return np.exp(log_law(theta, n, d)) - losses
 
 
+def less_losses(theta, n, d, losses):
+    return log_law(theta, n, d) - losses
+
+
+def top_twice(theta, n, d, losses):
+    a, b, e, alpha, beta = theta
+    return log_law(theta, n, d) + np.maximum.reduce([a - alpha * np.log(n), b - beta * np.log(d), e + 0 * n]) - np.log(
+        losses)
+
+
 def tens(theta, n, d, losses):
     """Powers of ten's logarithms."""
     return log_law(theta, np.exp(np.log10(n)), np.exp(np.log10(d))) - np.log(losses)
@@ -135,6 +145,9 @@ OBJECTIVE = [
     o("Huber with 1 for DELTA: nearly everything is a square then", loss=lambda r: huber(r, 1.0)),
     o("the mean over the runs; asked for is the sum", mean=True),
     seen("the losses' difference, not that of their logarithms: large losses would count more", of=of_losses),
+    seen("log L of the law less the runs' losses: of these the logarithm is taken, too", of=less_losses),
+    seen("the largest exponent is taken away twice, or added though it was never taken away: exp(z - m), and m + log "
+         "of the sum", of=top_twice),
     seen("logarithms to base 10: exp undoes that to base e", of=tens),
     seen("N^α for 1 / N^α: with a larger model the loss falls", of=plus),
     seen("E is exp(e), as A and B: so it stays above 0", of=plain_e),
@@ -183,6 +196,8 @@ LAWS = [
         [*law[:3], -law[3], -law[4]], n, d)),
     law_of("N and D have changed places", lambda law, n, d: exact(law, d, n)),
     law_of("α and β have changed places", lambda law, n, d: exact([*law[:3], law[4], law[3]], n, d)),
+    law_of("α stands at both, N and D: D has β", lambda law, n, d: exact([*law[:4], law[3]], n, d)),
+    law_of("β stands at both, N and D: N has α", lambda law, n, d: exact([*law[:3], law[4], law[4]], n, d)),
     law_of("(A/N)^α: A isn't under the power", lambda law, n, d: law[0] + (law[1] / n) ** law[3] + (
         law[2] / d) ** law[4]),
     law_of("that is log L", lambda law, n, d: np.log(exact(law, n, d))),

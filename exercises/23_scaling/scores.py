@@ -164,6 +164,10 @@ def of_layer(s, threshold):
     return np.full(len(s), ratios([max(s)], threshold)[0])
 
 
+def of_loudest(s, threshold):
+    return np.where(ratios(s, threshold) < 1, threshold / max(s[np.isfinite(s)], default=np.inf), 1.0)
+
+
 def always(s, threshold):
     return threshold / s
 
@@ -245,6 +249,8 @@ SIGNATURES = [
     gives("the least of the ranks' greatest scores: the greatest is wanted",
           lambda case: run(case, together=least) if several(case) else None),
     also("one factor for all heads, that of the loudest: the others did nothing wrong", gamma=of_layer),
+    also("one factor for all heads above the threshold, that of the loudest: each has its own, τ / its s",
+         gamma=of_loudest),
     also("queries and keys are both multiplied by γ, and so scores by γ²: √γ each", share=both),
     also("where heads have keys of their own the queries' weights alone are multiplied: scores are right, but queries "
          "shrink and keys grow on; √γ for each of both", share=queries_only),
