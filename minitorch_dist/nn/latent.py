@@ -30,7 +30,8 @@ from ..autodiff.primitive import lower
 from ..backend import module_of, whole, xp
 from . import init
 from .attention import MultiHeadAttention
-from .decoding import OF_ONE_DOCUMENT, by_position
+from .decoding import by_position
+from .kept import OF_ONE_DOCUMENT
 from .layers import Dropout, Linear
 from .module import Module, at_least_1
 from .norm import RMSNorm

@@ -4,7 +4,7 @@
 
 A step makes one more token of each sequence. It multiplies every weight by as many numbers as there are sequences, and
 what is kept of a sequence by one: too few for the peak FLOP/s, so that it takes at least the time in which memory gives
-all of that. Bytes are those that nn/decoding.py holds and needs, to the byte; seconds are a bound.
+all of that. Bytes are those that nn/kept.py holds and needs, to the byte; seconds are a bound.
 
 Sources: Williams et al. 2009, "Roofline"; Pope et al. 2022, "Efficiently scaling transformer inference" (2.1).
 """

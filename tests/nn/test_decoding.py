@@ -9,7 +9,7 @@ from minitorch_dist.autodiff import ops
 from minitorch_dist.autodiff.ops.attention import ALL, banded_attention
 from minitorch_dist.compress import lora
 from minitorch_dist.compress.low_precision import convert_to_low_precision_training
-from minitorch_dist.nn import decoding
+from minitorch_dist.nn import kept as kept_by_kind
 from minitorch_dist.nn.decoding import KeyValueCache, likeliest, uncacheable
 from minitorch_dist.nn.transformer import FAMILIES
 from minitorch_dist.parallel.tensor import tensor_parallel as tp
@@ -100,7 +100,7 @@ def counted(monkeypatch, act):
 
     def noting(plain):
         return lambda q, *rest, **options: (sizes.append(q.shape[2]), plain(q, *rest, **options))[1]
-    for module, name in ((ops, "scaled_dot_product_attention"), (decoding, "banded_attention")):
+    for module, name in ((ops, "scaled_dot_product_attention"), (kept_by_kind, "banded_attention")):
         monkeypatch.setattr(module, name, noting(getattr(module, name)))
     act()
     monkeypatch.undo()
@@ -141,7 +141,7 @@ def test_what_a_window_does_not_reach_is_forgotten(window):
 def test_a_token_looks_at_its_window_alone(monkeypatch):
     """Not at all that is kept, which may be twice as much."""
     model, seen = gpt(window=3), []
-    monkeypatch.setattr(decoding, "banded_attention", lambda q, k, v, band, *rest: (
+    monkeypatch.setattr(kept_by_kind, "banded_attention", lambda q, k, v, band, *rest: (
         seen.append((k.shape[2], band)), banded_attention(q, k, v, band, *rest))[1])
     model.generate(tokens_of(2, 4), 5, 0)
     assert seen == [(4, (2, 0))] * 2 + [(3, ALL)] * 8
