@@ -4,7 +4,7 @@ import numpy as np
 
 from exercises.frame import Check, demand
 
-from . import drawing, halves, mistakes, rings, softmaxes, training
+from . import choosing, drawing, halves, mischoices, mistakes, rings, softmaxes, training
 from .softmaxes import INF, draw
 
 BLOCK, QUERIES, SIZE = 16, 256, 4       # of what memory is measured with
@@ -188,3 +188,21 @@ class Zigzag(Check):
     def picture(self, runs, path):
         case, got = runs[max(runs)][-1]
         return drawing.balance(products_of(case, got, "forward"), got[0]["losses"], training.of_library(case[0]), path)
+
+
+# ---------------------------------------------------------------- 19.5
+
+class Blocks(Check):
+    exercise = "19.5"
+    signatures = mischoices.SIGNATURES
+    demands = mischoices.DEMANDS
+
+    def cases(self, rng, ranks):
+        return choosing.cases(rng)
+
+    def truth(self, case):
+        return choosing.truth(case)
+
+    def picture(self, runs, path):
+        case, got = runs[1][-1]
+        return drawing.choice(case, got, mischoices.curves(case), path)

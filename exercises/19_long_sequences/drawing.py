@@ -78,3 +78,31 @@ def balance(found, losses, library, path):
     far = np.abs(np.subtract(losses, library)).max()
     return (f"a GPT trained on {n} ranks with all of your pieces: the library's curve, max |Δ| = {far:.0e}; a round of "
             f"the ring takes as long as {total['your zigzag']:g} products of parts, and {total['in order']:g} in order")
+
+
+def choice(case, got, curves, path):
+    """19.5: the losses of the training run, and which blocks each query of one sequence has chosen in its last step."""
+    figure, (left, right) = canvas(1, 2, size=(10.4, 4.4), width_ratios=(1.25, 1))
+    size, count, losses = case["size"], case["count"], got["losses"]
+    chosen, steps = np.asarray(got["chosen"], bool), np.arange(1, len(got["losses"]) + 1)
+    time = len(chosen)
+    left.plot(steps, curves["window"], color=COLORS[5], lw=1.6, ls="--", label=f"the last {size * count} keys")
+    left.plot(steps, losses, color=COLORS[1], lw=2, label=f"your {count} blocks of {size}")
+    left.plot(steps, curves["all"], color=COLORS[0], lw=1.6, label="all keys")
+    left.set(xlabel="step", ylabel="loss of the half that comes again", ylim=(0, None))
+    left.legend(frameon=False)
+    right.imshow(chosen, cmap="Blues", vmax=1.4, aspect="auto", extent=(0, chosen.shape[1] * size, time, 0))
+    half = (time + 1) // 2
+    asked = np.arange(half, time)
+    needed = asked - half + 1
+    right.plot(needed + 0.5, asked + 0.5, "o", color=COLORS[1], ms=2.5, label="the key that it needs")
+    right.set(xlabel="key", ylabel="query", title="blocks that were chosen")
+    right.legend(frameon=False, loc="upper right")
+    right.grid(False)
+    save(figure, path)
+    found = chosen[asked, needed // size].mean()
+    scores = int((chosen.sum(0) * np.minimum(size, time - size * np.arange(chosen.shape[1]))).sum())
+    return (f"a sequence that comes again: after {len(losses)} steps the loss is {losses[-1]:.2f} with your {count} "
+            f"blocks of {size}, {curves['all'][-1]:.2f} with all keys and {curves['window'][-1]:.2f} with the last "
+            f"{size * count}; {found:.0%} of the queries that need a key have chosen its block. That took {scores:,} "
+            f"scores, not {time ** 2:,}")

@@ -271,3 +271,94 @@ def losses(comm, at, inputs, ring):
         optimizer.step()
         found.append(float(flat[0]))
     return found
+
+
+# ---------------------------------------------------------------- 19.5
+
+class Metered:
+    """19.1's attention, and what it was given: calls, and pairs of a query and a key, all heads'."""
+
+    def __init__(self, function):
+        self.function, self.calls, self.pairs = function, 0, 0
+
+    def __call__(self, q, k, *args, **kwargs):
+        self.calls += 1
+        self.pairs += q.shape[0] * q.shape[1] * k.shape[1]
+        return self.function(q, k, *args, **kwargs)
+
+
+def block_attention(learner, inputs, run):
+    """One of the file's functions, or a training run with all of them."""
+    if inputs["what"] == "training":
+        return tried(recall_of, learner, inputs, run)
+    if inputs["what"] == "memory":
+        q = np.cos(np.arange(4 * inputs["time"]) ** 2.0).reshape(1, inputs["time"], 4)
+        return {"bytes": peak(lambda: learner(q, q, q, inputs["size"], inputs["count"], run.earlier["attention"]))}
+    given = {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in inputs.items()
+             if name not in ("what", "first")}
+    with np.errstate(all="ignore"):
+        if inputs["what"] == "means":
+            found = {"means": run.module.mean_keys(**given)}
+        elif inputs["what"] == "choose":
+            found = {"chosen": run.module.choose(**given)}
+        else:
+            metered = Metered(run.earlier["attention"])
+            found = {"out": learner(**given, attention=metered), "pairs": metered.pairs, "calls": metered.calls}
+    return found | {"changed": [name for name, value in given.items() if not np.array_equal(value, inputs[name])]}
+
+
+def recall_of(learner, inputs, run):
+    """{"losses", "chosen": of the last step's first sequence}, of a model that attends by the learner's blocks."""
+    size, count, last = inputs["size"], inputs["count"], []
+
+    def attend(q, k, v):
+        return learner(q, k, v, size, count, run.earlier["attention"])
+
+    def seen(q, k):
+        chosen = np.asarray(run.module.choose(q, run.module.mean_keys(k, size), size, count), bool)
+        last[:] = [chosen[0]]
+        at = np.arange(q.shape[1])
+        return chosen[:, :, at // size] & (at <= at[:, None])
+    return {"losses": recall(inputs, attend, seen), "chosen": last[0]}
+
+
+def recall(inputs, attend, seen):
+    """The loss of every step, of a model that has attention and nothing else: a position's query is made of its symbol,
+    its key of the symbol before it, its value is its symbol; what it reads, times `gain`, are the next one's logits.
+    Only queries and keys are learned, by Adam.
+
+    inputs  symbols [steps, batch, time + 1]: each once, and then once more, which is counted but for the first of them,
+            that nothing tells; table [2, symbols + 1, features]
+    attend  (q, k, v) -> out; seen: (q, k) -> bool [batch, queries, keys], through which the gradient goes
+    """
+    table, symbols = inputs["table"].copy(), inputs["table"].shape[1] - 1
+    first, second, losses = np.zeros(table.shape), np.zeros(table.shape), []
+    for step, drawn in enumerate(inputs["symbols"], 1):
+        here, following = drawn[:, :-1], drawn[:, 1:]
+        before = np.concatenate([np.full((len(here), 1), symbols), here[:, :-1]], 1)
+        q, k, v = table[0][here], table[1][before], np.eye(symbols)[here]
+        logits = inputs["gain"] * np.asarray(attend(q, k, v))[:, symbols:]
+        p = np.exp(logits - logits.max(2, keepdims=True))
+        p /= p.sum(2, keepdims=True)
+        right = np.eye(symbols)[following[:, symbols:]]
+        losses.append(float(-np.log((p * right).sum(2)).mean()))
+        grad = np.zeros(v.shape)
+        grad[:, symbols:] = inputs["gain"] * (p - right) / right[..., 0].size
+        grads = np.zeros(table.shape)
+        by_q, by_k = through_softmax(q, k, v, seen(q, k), grad)
+        np.add.at(grads[0], here, by_q)
+        np.add.at(grads[1], before, by_k)
+        first, second = 0.9 * first + 0.1 * grads, 0.99 * second + 0.01 * grads ** 2
+        table -= inputs["rate"] * first / (1 - 0.9 ** step) / (np.sqrt(second / (1 - 0.99 ** step)) + 1e-8)
+    return losses
+
+
+def through_softmax(q, k, v, seen, dout):
+    """(dq, dk) of attention to what is seen."""
+    root = q.shape[2] ** 0.5
+    scores = np.where(seen, q @ k.transpose(0, 2, 1) / root, -np.inf)
+    weights = np.exp(scores - scores.max(2, keepdims=True))
+    weights /= weights.sum(2, keepdims=True)
+    by_p = dout @ v.transpose(0, 2, 1)
+    by_score = weights * (by_p - (weights * by_p).sum(2, keepdims=True)) / root
+    return by_score @ k, by_score.transpose(0, 2, 1) @ q
