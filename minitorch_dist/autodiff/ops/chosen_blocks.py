@@ -41,19 +41,21 @@ def means_of(k, size):
 
 def choices(q, means, sources, size, count):
     """(the numbers of the blocks that each query looks at, its own first; whether it does): int64 and bool (batch,
-    heads, time, count). Where a query has fewer blocks before it, the number is that of some other.
+    heads, time, count). Where a query has fewer blocks before it, the number is that of the first.
 
     q      (batch, heads, time, features): an array of the last queries of so many sources
     means  (batch, kv_heads, blocks, features) of blocks that are whole, at least all those before a query's own
     """
-    times, blocks = q.shape[2], means.shape[2]
+    times, block = q.shape[2], xp.arange(means.shape[2], like=q)
     own = xp.arange(sources - times, sources, like=q) // size
-    before = xp.broadcast_to(xp.arange(blocks, like=q) < own[:, None], (*q.shape[:3], blocks))
-    scores = backend.matmul(grouped(q, means.shape[1]), means.swapaxes(2, 3)).reshape(before.shape)
-    best = argsort(xp.where(before, -scores, xp.inf), 3)[..., :count - 1]
-    seen = xp.take_along_axis(before, best, 3)
-    own = xp.broadcast_to(own[:, None], (*q.shape[:3], 1))
-    return xp.concatenate([own, best], 3), xp.concatenate([xp.ones_like(own, bool), seen], 3)
+    scores = backend.matmul(grouped(q, means.shape[1]), means.swapaxes(2, 3)).reshape(*q.shape[:3], len(block))
+    scores = xp.where(block < own[:, None], xp.maximum(scores, finfo(scores.dtype).min), -xp.inf)
+    chosen, flat = [xp.broadcast_to(own, q.shape[:3])], scores.reshape(-1, scores.shape[3])
+    for _ in range(min(count - 1, len(block))):     # a few times the largest is less work than an order of all
+        chosen.append(scores.argmax(3))
+        flat[xp.arange(len(flat), like=flat), chosen[-1].reshape(-1)] = -xp.inf
+    seen = xp.arange(len(chosen), like=q) <= own[:, None]
+    return xp.stack(chosen, 3), xp.broadcast_to(seen, (*q.shape[:3], len(chosen)))
 
 
 def _by_block(chosen, groups, blocks):
