@@ -159,12 +159,24 @@ def choose(q, means, size, count, score=products, here=lambda at, size: at // si
     return put(pick(scores, others(count) + together), allowed, number == own)
 
 
+def rounded_down(q, means, size, count, together):
+    """Where a last block that is shorter isn't among those to choose from."""
+    found, whole = choose(q, means, size, count)[:, :, :q.shape[1] // size], q.shape[1] // size * size
+    if together:        # of its queries none takes its own block's place
+        found[:, whole:] = choose(q, means, size, count + 1)[:, whole:, :found.shape[2]]
+    return found
+
+
 def least_alike(q, means, size):
     return -products(q, means, size)
 
 
 def absolute(q, means, size):
     return np.abs(products(q, means, size))
+
+
+def cut_at_0(q, means, size):
+    return np.maximum(products(q, means, size), 0)
 
 
 def nearest(q, means, size):
@@ -249,17 +261,18 @@ def rising(blocks, whole):
     return range(blocks)
 
 
-def attention(q, k, v, which, size, order=rising, q_at=lambda rows, at: rows, k_at=lambda at, size: at,
+def attention(q, k, v, which, size, order=rising, q_at=lambda rows, at, size: rows, k_at=lambda at, size: at,
               before=lambda out, lse, rows: (out[:, rows], lse[:, rows]), into=lambda rows: rows, put=merge,
-              values=lambda v, keys: v[:, keys], keys_of=lambda k, head: k[head:head + 1], nothing=(0.0, -INF),
+              values_of=lambda v, head: v[head:head + 1], keys_of=lambda k, head: k[head:head + 1], nothing=(0.0, -INF),
               of=attend, twice=False, end=lambda out, which: out):
     """What is asked for; the keywords are the mistakes.
 
     which    as choose gives it; order: (blocks, whole ones) -> in which they are taken
-    q_at     (rows, positions of the block) -> the queries' positions; k_at: (positions of the block, size) -> the keys'
+    q_at     (rows, positions of the block, size) -> the queries' positions; k_at: (positions of the block, size) -> the
+             keys'
     before   (out, lse, rows) -> what is merged with the block's; put: in place of merge; nothing: out and lse at first
     into     rows -> where the result is written; twice: the own block once more
-    values, keys_of  (v, keys) -> values; (k, head) -> the head's keys
+    values_of, keys_of  (v or k, head) -> the head's values, or keys
     of       in place of attend; end: (out, which) -> out
     """
     out, lse = np.full(v.shape, nothing[0]), np.full(q.shape[:2], nothing[1])
@@ -270,8 +283,8 @@ def attention(q, k, v, which, size, order=rising, q_at=lambda rows, at: rows, k_
             keys, rows = slice(block * size, (block + 1) * size), np.flatnonzero(which[head, :, block])
             takes = [rows, rows[rows // size == block]] if twice else [rows]
             for rows in takes:
-                found = of(q[head:head + 1, rows], keys_of(k, head)[:, keys], values(v[head:head + 1], keys),
-                           q_at(rows, at[keys]), k_at(at[keys], size))
+                found = of(q[head:head + 1, rows], keys_of(k, head)[:, keys], values_of(v, head)[:, keys],
+                           q_at(rows, at[keys], size), k_at(at[keys], size))
                 found = put(found, before(*one, rows))
                 for mine, new in zip(one, found, strict=True):
                     mine[:, into(rows)] = new

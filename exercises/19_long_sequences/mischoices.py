@@ -158,6 +158,10 @@ CHOICES = [
     c("the least alike blocks are chosen: those with the greatest products are asked for", score=choosing.least_alike),
     c("blocks are chosen by the product's magnitude: one far below 0 agrees with the query least of all",
       score=choosing.absolute),
+    c("products below 0 are taken for 0, and so their blocks for equals: the greater of them is asked for as well",
+      score=choosing.cut_at_0),
+    *[picked("the last block is shorter, and isn't there to be chosen, not even by its own queries: blocks are queries "
+             "/ size, rounded up", partial(choosing.rounded_down, together=together)) for together in (False, True)],
     c("the nearest blocks are chosen, whatever their keys: that is a window", score=choosing.nearest),
     c("the earliest blocks are chosen, whatever their keys", score=choosing.earliest),
     c("blocks are chosen by the distance of their mean key from the query: by the product", score=choosing.by_distance),
@@ -203,15 +207,19 @@ CHOICES = [
 
 ATTENTION = [
     a("within its own block a query sees later keys: 19.1's attention compares positions, so give it the queries' own, "
-      "and the keys'", q_at=lambda rows, at: rows + at[-1] + 1),
+      "and the keys'", q_at=lambda rows, at, size: rows + at[-1] + 1),
     a("the own block's keys have their places in the block for positions, and the queries theirs in the sequence, so "
       "that later keys are seen: a block's keys stand at block · size and behind",
       k_at=lambda at, size: at - at[0]),
     a("the queries' positions are their places among those that chose the block, and not those in the sequence: the "
-      "rows that you picked are the positions", q_at=lambda rows, at: np.arange(len(rows))),
-    a("a query doesn't see itself: of its own block it sees the keys up to its own", q_at=lambda rows, at: rows - 1),
+      "rows that you picked are the positions", q_at=lambda rows, at, size: np.arange(len(rows))),
+    a("positions are places in a block, the queries' as well as the keys', so that a query sees as much of each block "
+      "as of its own: positions are those in the sequence", q_at=lambda rows, at, size: rows % size,
+      k_at=lambda at, size: at % size),
+    a("a query doesn't see itself: of its own block it sees the keys up to its own",
+      q_at=lambda rows, at, size: rows - 1),
     a("the own block isn't seen: chosen blocks are, and of the own one the keys up to the query",
-      q_at=lambda rows, at: np.where(rows <= at[-1], -1, rows)),
+      q_at=lambda rows, at, size: np.where(rows <= at[-1], -1, rows)),
     a("only the last block's softmax is left: the blocks before it are lost. Give attention what these rows have seen "
       "before", put=choosing.replaced),
     a("only the first block's softmax is left: each block replaces what came before",
@@ -233,6 +241,7 @@ ATTENTION = [
       "size, rounded up", order=lambda blocks, whole: range(whole)),
     a("the first block is left out, whoever has chosen it", order=lambda blocks, whole: range(1, blocks)),
     a("all heads have the keys of head 0: cut k by the head as well", keys_of=lambda k, head: k[:1]),
+    a("all heads have the values of head 0: cut v by the head as well", values_of=lambda v, head: v[:1]),
     a("scores are divided by √features twice: 19.1's attention does it",
       of=lambda q, *rest: attend(q / q.shape[2] ** 0.5, *rest)),
     a("scores are multiplied by √features beforehand, and so they aren't divided by it: 19.1's attention does it, and "
@@ -241,6 +250,9 @@ ATTENTION = [
           lambda case: run(case, whole=partial(attention, end=choosing.by_count))),
     gives("the choice is that of the first call: each call chooses anew", lambda case: run(case, kept=True)),
     gives("a query's choice is made by the values: by the keys", by_values),
+    gives("keys choose by the queries' means: queries choose, by the keys' means",
+          lambda case: run(case | {"first": {"q": case["k"], "k": case["q"]}}, kept=True)
+          if kind(case, "attention") else run(case)),
     gives("the mean keys stand in the place of a chosen block's keys: they serve to choose, and then a query looks at "
           "the keys themselves", lambda case: run(case, whole=at_means)),
     gives("all keys up to the query are looked at, whatever was chosen", lambda case: run(
@@ -302,6 +314,9 @@ def apart(case, got):
 
 DEMANDS = [
     demand(lambda case, got: f"right, but {changed(case, got)}", lambda case, got: not got.get("changed")),
+    demand(lambda case, got: f"right, but choose gives {np.asarray(got['chosen']).dtype}, not bool: as an index 1 is "
+                             "the second element, and True a mask",
+           lambda case, got: not kind(case, "choose") or np.asarray(got["chosen"]).dtype == bool),
     demand(lambda case, got: f"right, but attention was given {got['pairs']:,} pairs of a query and a key, where "
                              f"{choosing.wanted(case):,} are of chosen blocks: give it those queries alone that have "
                              "chosen the block, and the block's keys alone; what is hidden afterwards costs as much",

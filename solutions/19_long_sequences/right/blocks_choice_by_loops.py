@@ -10,15 +10,15 @@ def mean_keys(k, size):
 
 def choose(q, means, size, count):
     heads, queries, _ = q.shape
-    chosen = np.zeros((heads, queries, -(-queries // size)), int)
+    chosen = np.zeros((heads, queries, -(-queries // size)), bool)
     for head in range(heads):
         for at in range(queries):
             own = at // size
             scores = means[head, :own] @ q[head, at]
-            chosen[head, at, own] = 1
+            chosen[head, at, own] = True
             for _ in range(min(count - 1, own)):
                 best = scores.argmax()
-                chosen[head, at, best], scores[best] = 1, -np.inf
+                chosen[head, at, best], scores[best] = True, -np.inf
     return chosen
 
 
