@@ -19,8 +19,9 @@ SEPARATOR = "/"
 NEVER = ("minitorch_dist", "mpi4py", "exercises", "solutions", "torch", "jax", "tensorflow", "autograd", "cupy",
          "triton")
 STARTS_A_PROGRAM = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty")
-TOUCHES_A_FILE = ("open", "os.remove", "os.rename", "os.link", "os.symlink", "os.truncate", "os.listdir", "os.scandir",
-                  "os.chmod", "os.rmdir")
+TOUCHES_A_FILE = {     # event: how many paths it begins with
+    **dict.fromkeys(("open", "os.remove", "os.truncate", "os.listdir", "os.scandir", "os.chmod", "os.rmdir"), 1),
+    **dict.fromkeys(("os.rename", "os.link", "os.symlink"), 2)}
 SENDS_A_SIGNAL = ("os.kill", "os.killpg")
 LOOKS_AT_ALL_OBJECTS = ("gc.get_objects", "gc.get_referrers", "gc.get_referents")
 MAKES_CODE = ("compile", "code.__new__")        # of a file that the second argument names
@@ -85,7 +86,7 @@ class Fence:
             if forbidden(text(args[0]), self.allow, self.forbid) and not self.by_the_library():
                 self.refuse(f"imports {text(args[0])}: this exercise is to be written without it")
         elif event in TOUCHES_A_FILE:
-            for path in args[:2]:
+            for path in args[:TOUCHES_A_FILE[event]]:
                 if isinstance(path, (str, bytes)) and not self.by_the_library():
                     for place in places(text(path)):
                         if (place + SEPARATOR).startswith(self.folders) and place not in self.open_to_all:
