@@ -22,7 +22,7 @@ from .module import Module, Parameter, at_least_1
 from .moe import MoE
 from .norm import LayerNorm, RMSNorm
 from .positions import Rotary, places
-from .windows import blocks_of, window_of, windows_of
+from .windows import STATES, blocks_of, window_of, windows_of
 
 
 class Embedding(Module):
@@ -144,6 +144,9 @@ class TransformerBlock(Module):
         if of_states and not causal:
             raise ValueError(f"TransformerBlock: window={window!r} with causal={causal}: {of_states.__name__} is "
                              "causal: say so, or take another window")
+        if isinstance(window, str) and not (of_states or blocks):
+            raise ValueError(f"TransformerBlock: window={window!r}; take a number of positions, {', '.join(STATES)}, "
+                             "or blocks like 4x64")
         if blocks and (not causal or attention_dropout or sinks):
             raise ValueError(f"TransformerBlock: window={window!r} with causal={causal}, attention_dropout="
                              f"{attention_dropout}, sinks={sinks}: blocks are chosen among those before, and no "

@@ -318,6 +318,8 @@ def test_as_text():
     for wrong in ("0x4", "4x0", "4x", "x4", "4x4x4", "-4x4", "4 x 4"):
         with pytest.raises(ValueError, match="numbers of positions, blocks like 4x64, linear, delta or all, separated"):
             read_windows(wrong)
+        with pytest.raises(ValueError, match=f"window='{wrong}'; take a number of positions, linear, delta, or blocks"):
+            gpt(wrong)
     with pytest.raises(ValueError, match="BlockAttention: count=0 must be 1 or more"):
         nn.BlockAttention(8, 2, 0, 4)
     with pytest.raises(TypeError, match="block_size"):

@@ -117,15 +117,17 @@ def ulysses_attention(query, key, value, comm, causal=False, layout="zigzag", sc
     positions(query.shape[TIME], comm.rank, comm.size, layout)
     if documents is not None:
         documents = numbered(documents, (query.shape[0], comm.size * query.shape[TIME]))
-    what = settings(band_of(causal, window), scale, layout, documents)
-    q, k, v = (_part_of_heads(x, comm, layout, what) for x in (query, key, value))
-    if sinks is not None:
-        sinks = sinks[comm.rank * q.shape[1]:(comm.rank + 1) * q.shape[1]]
-    if note is not None:
-        note(_among_all(greatest_scores(q, k, None, causal, scale, documents, window), comm))
-    y = ops.scaled_dot_product_attention(q, k, v, dropout_p=dropped or 0.0, is_causal=causal, scale=scale,
-                                         documents=documents, window=window, sinks=sinks)
-    return _part_of_time(y, comm, layout, what)
+    heads = query.shape[1] // comm.size
+    sinks = sinks if sinks is None else sinks[comm.rank * heads:(comm.rank + 1) * heads]
+
+    def attend(q, k, v):
+        return ops.scaled_dot_product_attention(q, k, v, dropout_p=dropped or 0.0, is_causal=causal, scale=scale,
+                                                documents=documents, window=window, sinks=sinks)
+
+    def greatest(q, k):
+        return greatest_scores(q, k, None, causal, scale, documents, window)
+    return _by_heads(attend, greatest, (query, key, value), comm, layout, note,
+                     settings(band_of(causal, window), scale, layout, documents))
 
 
 def check_heads(name, heads, kv_heads, comm):
@@ -133,6 +135,15 @@ def check_heads(name, heads, kv_heads, comm):
     if heads % comm.size or kv_heads % comm.size:
         raise ValueError(f"{name}: {comm.size} ranks must divide the {heads} heads and the {kv_heads} kv_heads; a ring "
                          "doesn't ask for that")
+
+
+def _by_heads(attend, greatest, parts, comm, layout, note, what):
+    """attend(q, k, v) of whole sequences of this rank's share of the heads, as this rank's positions of all heads.
+    note: None, or who is told greatest(q, k), each head's; what: in words, what must be the same on all ranks."""
+    q, k, v = (_part_of_heads(x, comm, layout, what) for x in parts)
+    if note is not None:
+        note(_among_all(greatest(q, k), comm))
+    return _part_of_time(attend(q, k, v), comm, layout, what)
 
 
 def _among_all(scores, comm):
@@ -214,11 +225,9 @@ class Context(Module):
     def blocks(self, q, k, v, size, count, scale, note=None):
         """nn.BlockAttention's, of this rank's positions, by whole sequences of its share of the heads; note: as
         ulysses_attention's."""
-        what = f"{count} blocks of {size}, scale={scale}, {self.layout}"
-        q, k, v = (_part_of_heads(x, self.comm, self.layout, what) for x in (q, k, v))
-        if note is not None:
-            note(_among_all(greatest_block_scores(q, k, size, count, scale), self.comm))
-        y = _part_of_time(ops.block_attention(q, k, v, size, count, scale), self.comm, self.layout, what)
+        y = _by_heads(lambda q, k, v: ops.block_attention(q, k, v, size, count, scale),
+                      lambda q, k: greatest_block_scores(q, k, size, count, scale), (q, k, v), self.comm, self.layout,
+                      note, f"{count} blocks of {size}, scale={scale}, {self.layout}")
         check_summed(self, y)
         return y
 
