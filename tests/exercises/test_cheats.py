@@ -103,6 +103,12 @@ CHEATS = {
     "the grader killed": (
         HEAD + "import signal\ndef average_gradients(comm, grads, count):\n    os.kill(os.getppid(), signal.SIGKILL)\n",
         "forbidden", "sends a signal"),
+    "a link to the solution": (
+        HEAD + f"import tempfile\nplace = tempfile.mkdtemp() + '/linked'\nos.link({str(SOLUTION)!r}, place)\n"
+        "exec(open(place).read())\n", "forbidden", "touches"),
+    "a file moved among the solutions": (
+        HEAD + "import tempfile\nplace = tempfile.mkstemp()[1]\n"
+        f"os.rename(place, {str(SOLUTION.with_name('nobody.py'))!r})\n" + EMPTY, "forbidden", "touches"),
     "the check rewritten": (
         HEAD + f"open({str(ROOT / 'exercises' / '08_data_parallel' / 'check.py')!r}, 'a').write('')\n" + EMPTY,
         "forbidden", "touches"),
