@@ -190,6 +190,7 @@ FORMS = {       # in the order in which they are applied
     "1F1B": Form("pp", pipeline(one_forward_one_backward)),
     "interleaved": Form("pp", pipeline(lambda ranks, m: interleaved(ranks, m, 2))),
     "ZB-H1": Form("pp", pipeline(zb_h1)),
+    "1F1B, slices": Form("pp", pipeline(lambda ranks, m: one_forward_one_backward(ranks, m, slices=2))),
     "DDP": Form("dp", data_parallel),
     "ZeRO 1": Form("dp", zero(1)),
     "ZeRO 2": Form("dp", zero(2)),

@@ -25,7 +25,8 @@ GPTS = {"tied": {"dropout": 0.2}, "untied": {"tied": False, "kv_heads": 2, "sink
                     "moe": {"experts": 4, "group": "sequence", "std": 0.2}},
         "experts, tied": {"moe": {"experts": 4, "group": "sequence", "std": 0.2, "balance": 0.3}},
         "deepseek": FAMILIES["deepseek"] | {"dropout": 0.1, "window": (None, "linear", "delta")},
-        "blocks": {"window": ("2x3", None), "kv_heads": 2},
+        "blocks": {"window": ("2x3", None), "kv_heads": 2}, "windows": {"window": (5, None), "dropout": 0.2},
+        "biased": {"moe": {"experts": 4, "capacity_factor": None, "balance": 0.0, "std": 0.2}},
         "rotary, tied": {"positions": "rotary", "norm": "rms"}}
 
 
@@ -68,7 +69,7 @@ def one_process(name, packs):
     return losses, model.state_dict()
 
 
-def staged(name, packs, schedule, micro_batches, stage, sizes, tiled=False):
+def staged(name, packs, schedule, micro_batches, stage, sizes, tiled=False, slices=1, lengths=None):
     """(losses, whole parameters, {axis: bytes of all-reduces}) of a mesh of these sizes besides dp."""
     mesh = comm.DeviceMesh(**{"dp": -1, "cp": 1, "ep": 1, "pp": 2, "tp": 1} | sizes)
     model, ranks, samples = gpt(name), mesh["dp", "cp", "ep"], mesh["dp", "ep"]
@@ -78,12 +79,12 @@ def staged(name, packs, schedule, micro_batches, stage, sizes, tiled=False):
         tp.parallelize_module(model, mesh["tp"], tp.plan_of(model))
     if mesh["cp"].size > 1:
         cp.context_parallel(model, mesh["cp"])
-    plan = schedule_of(schedule, mesh["pp"].size, micro_batches, 2)
+    plan = schedule_of(schedule, mesh["pp"].size, micro_batches, 2, slices)
     placement = placement_of(plan)
     parts = cut_gpt(model, sum(map(len, placement)))
     chunks = [fully_shard(parts[i], ranks, stage) if stage else DistributedDataParallel(parts[i], ranks)
               for i in placement[mesh["pp"].rank]]
-    pipeline, losses = Pipeline(chunks, mesh["pp"], plan), []
+    pipeline, losses = Pipeline(chunks, mesh["pp"], plan, lengths), []
     optimizer = adamw([p for chunk in chunks for p in chunk.parameters()])
     with ledger.record() as book, patch.object(tiled_cross_entropy, "HOST", 1):
         for step, batch in batches(packs, samples.rank, samples.size):

@@ -26,12 +26,15 @@ CASES, USE = "tests.parallel.combination_cases:", "tests.parallel.combination_us
 SAME, WITHIN, NO, NOT_THERE = "=", "≈", "✗", "·"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "combinations.md"
 
-TENSORS, CONTEXTS, PIPELINES = ("tensor", "sequence"), ("ring", "all-to-all"), ("1F1B", "interleaved", "ZB-H1")
+TENSORS, CONTEXTS, PIPELINES = ("tensor", "sequence"), ("ring", "all-to-all"), (
+    "1F1B", "interleaved", "ZB-H1", "1F1B, slices")
 ZEROS = "ZeRO 1", "ZeRO 2", "ZeRO 3"
-LIKE = {"sequence", "all-to-all", "interleaved", "ZB-H1", "ZeRO 2"}     # for which tensor, ring, 1F1B and ZeRO 1 …
+LIKE = {        # for which tensor, ring, 1F1B and ZeRO 1 …
+    "sequence", "all-to-all", "interleaved", "ZB-H1", "1F1B, slices", "ZeRO 2"}
 IN_GROUPS = {       # … are run in these rows
     "NorMuon", "Dion2", "LAMB", "LARS", "Adafactor", "mxfp8", "nvfp4, exact", "mp_policy", "hybrid", "DiLoCo"}
-RARER = {"all-to-all", "interleaved", "ZB-H1", "ZeRO 1", "ZeRO 2"}      # of which a pair is trained for one step
+RARER = {       # of which a pair is trained for one step
+    "all-to-all", "interleaved", "ZB-H1", "1F1B, slices", "ZeRO 1", "ZeRO 2"}
 
 REFUSED = [     # (forms, with what, a pattern of the error, why)
     (("tensor", "sequence", "experts"), ("annotations",), "shard_parameters.*parallelize_module",
@@ -52,6 +55,12 @@ REFUSED = [     # (forms, with what, a pattern of the error, why)
     (("annotations",), ("mp_policy", "hybrid"), "fully_shard.*lies on a mesh", "gradients are summed already"),
     (("annotations",), ("DiLoCo",), "DiLoCo.*lies on a mesh", "the parameters are arrays on a mesh"),
     (("annotations",), ("LoRA", "QLoRA"), "lora.add.*lies on a mesh", "the parameters are arrays on a mesh"),
+    (CONTEXTS, ("1F1B, slices",), "Pipeline.*has a part of each sequence", "ranks have a part of each sequence"),
+    (("experts",), ("1F1B, slices",), "Pipeline.*(capacity_factor|balance)=",
+     "who finds a place, and the loss that balances experts, depend on tokens of all slices; without both they go "
+     "together"),
+    (("1F1B, slices",), ("exact", "nvfp4, exact", "BatchNorm, exact"), "Pipeline.*in exact mode",
+     "the sums over slices are inside of products"),
     (("ring",), ("chosen blocks",), "context_parallel.*chooses among", "a ring has a few blocks at a time"),
     (TENSORS, ("QLoRA",), "lora.add.*blocks of 64", "parts would cut the blocks that share a scale"),
     (("sequence", *CONTEXTS), ("BatchNorm", "BatchNorm, exact"), "BatchNorm.*positions",

@@ -58,6 +58,26 @@ def test_one_curve_of_losses_without_logits(name, packs, schedule, micro_batches
             np.testing.assert_allclose(got[key], value, rtol=1e-10, atol=1e-10, err_msg=key)
 
 
+@pytest.mark.parametrize("name, packs, schedule, micro_batches, stage, n, sizes, tiled, slices, lengths", [
+    ("tied", False, "1f1b", 2, 0, 2, {}, False, 3, None), ("tied", False, "zb-h2", 1, 2, 4, {}, True, 5, None),
+    ("untied", True, "zb-h1", 2, 3, 4, {}, True, 3, [1, 12, 3]),
+    ("windows", True, "interleaved", 2, 0, 2, {}, True, 16, None),
+    ("llama", True, "gpipe", 1, 0, 4, {"tp": 2}, False, 4, None),
+    ("deepseek", False, "1f1b", 2, 1, 4, {}, False, 4, None),
+    ("deepseek", False, "zb-h1", 2, 0, 2, {}, True, 3, [9, 2, 5]),
+    ("blocks", False, "1f1b", 2, 0, 4, {"tp": 2}, False, 5, None),
+    ("biased", True, "zb-h1", 4, 0, 4, {"ep": 2}, False, 3, None),
+    ("rotary, tied", True, "1f1b", 2, 0, 4, {"pp": 4}, True, 6, None)])
+def test_one_curve_of_sequences_in_slices(name, packs, schedule, micro_batches, stage, n, sizes, tiled, slices,
+                                          lengths):
+    losses, state = wanted(name, packs)
+    job = name, packs, schedule, micro_batches, stage, sizes, tiled, slices, lengths
+    for got_losses, got, _ in crews.call(CASES + "staged", n, job):
+        np.testing.assert_allclose(got_losses, losses, rtol=1e-10)
+        for key, value in state.items():
+            np.testing.assert_allclose(got[key], value, rtol=1e-10, atol=1e-10, err_msg=key)
+
+
 def test_a_last_stage_that_makes_no_losses():
     for found in crews.call(CASES + "no_losses", 2):
         assert "loss_sum=None, and the last stage's forward takes no `targets`" in found

@@ -23,7 +23,7 @@ def simulated(schedule, times):
     while any(rest):
         for rank, row in enumerate(rest):
             while row and free[rank] <= now:
-                kind, k, stage = row[0]
+                kind, k, stage, _ = row[0]
                 place = stage if kind == "F" else 2 * last + 1 - stage
                 if kind == "W":
                     ready = (k, place) in made and made[k, place] <= now

@@ -7,12 +7,14 @@ from minitorch_dist.parallel.pipelines import schedules
 from minitorch_dist.parallel.pipelines.schedule_steps import Step, looping, placement_of, v_shaped
 from minitorch_dist.parallel.pipelines.schedules import (
     SCHEDULES,
+    SLICED,
     drawn,
     gpipe,
     interleaved,
     label,
     one_forward_one_backward,
     play,
+    schedule_of,
     zb_h1,
     zb_h2,
     zb_v,
@@ -38,6 +40,37 @@ def test_more_chunks_make_the_bubble_smaller(p, m, v):
     assert played.bubble == pytest.approx((p - 1) / (v * m + p - 1), abs=1e-12)
     assert all(live <= min(v * m, (v - 1) * p + 2 * (p - s) - 1) for s, live in enumerate(played.live))
     assert interleaved(p, m, 1) == one_forward_one_backward(p, m)
+
+
+@pytest.mark.parametrize("p", range(1, 6))
+@pytest.mark.parametrize("m, s", [(1, 2), (1, 7), (2, 3), (3, 2), (4, 4), (5, 3)])
+def test_slices_of_sequences_wait_as_so_many_micro_batches(p, m, s):
+    """Sun et al. 2024, "Seq1F1B": (p-1)/(m·s+p-1), with s - 1 slices more than 1F1B's micro-batches; TeraPipe's all."""
+    for times in ((1, 1), (1, 2), (3, 5)):
+        for schedule, live in ((gpipe(p, m, s), [m * s] * p),
+                               (one_forward_one_backward(p, m, s), [min(m * s, p - r + s - 1) for r in range(p)])):
+            played = play(schedule, *times)
+            assert played.bubble == pytest.approx((p - 1) / (m * s + p - 1), abs=1e-12) and played.live == live
+    for v in (2, 3):
+        if m * s % p == 0:
+            played = play(interleaved(p, m, v, s))
+            assert played.bubble == pytest.approx((p - 1) / (v * m * s + p - 1), abs=1e-12)
+    for make, ahead in ((zb_h1, p - 1), (zb_h2, 2 * (p - 1))):
+        for f, i, w in ((1, 1, 1), (3, 2, 2)):
+            played, whole = (play(schedule, f, i + w, weight=w) for schedule in (make(p, m, s), make(p, m * s)))
+            assert played.end == whole.end or (m - 1) * s < ahead and played.end > whole.end
+        assert max(played.held) <= max(whole.held) + s - 1
+
+
+@pytest.mark.parametrize("name", SLICED)
+@pytest.mark.parametrize("p, m, s", [(1, 2, 3), (2, 2, 3), (3, 2, 3), (4, 3, 4), (3, 1, 6)])
+def test_slices_go_there_in_order_and_come_back_from_the_last(name, p, m, s):
+    for row in schedule_of(name, p, m, 2, s):
+        for stage in {step.stage for step in row}:
+            for kind in "FBIW":
+                found = [step[1::2] for step in row if step.stage == stage and step.kind == kind]
+                wanted = [(k, j) for k in range(m) for j in (range(s) if kind == "F" else reversed(range(s)))]
+                assert found in ([], wanted) and (found or kind != "F")
 
 
 @pytest.mark.parametrize("p", range(1, 7))
@@ -115,6 +148,15 @@ def test_within_a_rank_nothing_is_sent():
         assert play(zb_v(p, 1), send=0.5).end == bare + 0.5 * 4 * (p - 1)
 
 
+def test_slices_drawn_by_hand():
+    assert drawn(one_forward_one_backward(2, 2, slices=3)).splitlines() == [
+        "rank 0  0.0 0.1 0.2 1.0 ... ... 0.2 0.2 1.1 0.1 0.1 1.2 0.0 0.0 ... 1.2 1.2 1.1 1.1 1.0 1.0",
+        "rank 1  ... 0.0 0.1 0.2 0.2 0.2 1.0 0.1 0.1 1.1 0.0 0.0 1.2 1.2 1.2 1.1 1.1 1.0 1.0 ... ..."]
+    assert drawn(zb_h1(2, 1, slices=2)).splitlines() == [
+        "rank 0  F0.0 F0.1 .... .... I0.1 W0.1 I0.0 W0.0", "rank 1  .... F0.0 F0.1 I0.1 I0.0 W0.1 W0.0 ...."]
+    assert label(Step("I", 3, 5, 2), [1, 5, 7], 4) == "i3.2" and str(Step("B", 1, 0, 2)) == "B1.2 of stage 0"
+
+
 def test_zb_v_drawn_by_hand():
     """Three ranks: small letters are on the way back."""
     assert drawn(zb_v(3, 5)).splitlines() == [
@@ -171,8 +213,9 @@ def test_links_take_time():
 
 
 def rows(*texts):
-    """A schedule of one's own, "F0 B0" of one stage per rank."""
-    return [[Step(step[0], int(step[1:]), rank) for step in text.split()] for rank, text in enumerate(texts)]
+    """A schedule of one's own, "F0 B0" of one stage per rank, "F0.1" of a slice."""
+    return [[Step(step[0], int(step[1:].split(".")[0]), rank, int((step.split(".") + ["0"])[1]))
+             for step in text.split()] for rank, text in enumerate(texts)]
 
 
 @pytest.mark.parametrize("schedule, words", [
@@ -187,6 +230,12 @@ def rows(*texts):
     (rows("F0 I0 W0 W0"), "rank 0 .* W0"),
     (rows("F0 I0 B0 W0"), "rank 0 .* B0"),
     (rows("F0 F2 B2 B0"), r"are 0, 1, …; this one has \[0, 2\]"),
+    (rows("F0.0 F0.1 B0.1 B0.0", "F0.0 F0.1 B0.1 B0.0"), None),
+    (rows("F0.1 F0.0 B0.1 B0.0"), "rank 0 before F0.1 of stage 0"),
+    (rows("F0.0 F0.1 B0.0 B0.1"), "rank 0 before B0 of stage 0"),
+    (rows("F0.0 F0.1 I0.1 I0.0 W0.0 W0.1"), "rank 0 before W0 of stage 0"),
+    (rows("F0.0 F0.2 B0.2 B0.0"), r"slices are 0, 1, …; this one has \[0, 2\]"),
+    (rows("F0.0 F0.1 B0.1 B0.0", "F0.0 B0.0"), "rank 1 .*: B0.1 of stage 1, F0.1 of stage 1"),
     ([], r"one at least per rank .* has \[\]"), ([[]], r"has \[\[\]\]"),
     ([rows("F0 B0")[0], []], r"has \[\[0\], \[\]\]"),
     (rows("F-1 B-1"), r"this one has \[-1\]"),
@@ -215,8 +264,18 @@ def test_the_command_draws(capsys):
     said = capsys.readouterr().out
     assert drawn(zb_v(3, 5)) in said and "0, 5; 1, 4; 2, 3." in said
     assert "6.2 % of" in said and "batch: for 0.0 %" in said
-    assert main(["pipeline", "interleaved", "--ranks", "2", "--micro-batches", "3"]) == 2
-    assert "2 ranks must divide the 3 micro-batches" in capsys.readouterr().err
+    assert main(["pipeline", "1f1b", "--ranks", "3", "--micro-batches", "2", "--slices", "4"]) == 0
+    said = capsys.readouterr().out
+    assert drawn(one_forward_one_backward(3, 2, 4)) in said and "20.0 %" in said and "Slices whose" in said
+    assert "would take 4 times as long" in said and "at once: 6, 5, 4." in said
+    for more, words in (
+            (["interleaved"], "2 ranks must divide the 3 micro-batches\n"),
+            (["interleaved", "--slices", "5"], "micro-batches, or their 15 slices\n"),
+            (["zb-v", "--slices", "2"], "has no slices, and 2 are wanted: leave them out, or take one of gpipe"),
+            (["1f1b", "--slices", "0"], "one slice or more; got 0"),
+            (["1f1b", "--slices", "9999"], "29,997 slices: ranks · stages · (ranks + slices) is 59,998")):
+        assert main(["pipeline", *more, "--ranks", "2", "--micro-batches", "3"]) == 2
+        assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name, arguments, words", [

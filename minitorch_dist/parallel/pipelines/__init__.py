@@ -7,7 +7,9 @@ from ...later import of_modules
 
 __getattr__, __all__ = of_modules(__name__, {
     "gpt_stages": ["cut_gpt"],
-    "pipeline": ["Pipeline", "balanced", "cut_sequential", "full_state_dict"],
+    "pipeline": ["Pipeline"],
     "schedules": ["SCHEDULES", "schedule_of"],
+    "slices": ["lengths_of_equal_work"],
+    "stages": ["balanced", "cut_sequential", "full_state_dict"],
     "two_buffered": ["PipeDream2BW"],
 })

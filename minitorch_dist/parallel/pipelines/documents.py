@@ -16,6 +16,7 @@ from ...autodiff.ops.attention import numbered
 from ...backend import to
 from ...data.packing import apart
 from ...nn.containers import Sequential, called
+from ...nn.transformer import GPT
 
 
 class Stage(Sequential):
@@ -44,9 +45,14 @@ def call(module, x, documents, **more):
 
 def takes_targets(module):
     """Whether forward, below what wraps it, has a parameter of this name."""
+    return "targets" in signature(inside(module).forward).parameters
+
+
+def inside(module):
+    """What a wrapper wraps."""
     while "" in module._modules:
         module = module._modules[""]
-    return "targets" in signature(module.forward).parameters
+    return module
 
 
 def takes_documents(module):
@@ -55,9 +61,9 @@ def takes_documents(module):
     parameters = signature(module.forward).parameters
     if "documents" in parameters:
         return [*parameters].index("documents") == 1 and parameters["documents"].kind != Parameter.KEYWORD_ONLY
-    inside = module._modules.values()
-    return any(p.kind == Parameter.VAR_POSITIONAL for p in parameters.values()) and bool(inside) and \
-        all(map(takes_documents, inside))
+    below = module._modules.values()
+    return any(p.kind == Parameter.VAR_POSITIONAL for p in parameters.values()) and bool(below) and \
+        all(map(takes_documents, below))
 
 
 def readers(module):
@@ -103,7 +109,9 @@ def _checked(chunks, inputs):
 
 
 def of_chunk(chunk, documents):
-    """The numbers for a chunk's layers: where its attention has a part of the sequences (context_parallel), those of
-    whole ones. Collective there."""
+    """The numbers for a chunk's layers: where its attention has a part of the sequences (context_parallel, slices),
+    those of whole ones. Collective there. A GPT that isn't cut asks for them itself."""
+    if isinstance(inside(chunk), GPT):
+        return documents
     contexts = [m.context for m in readers(chunk) if getattr(m, "context", None) is not None]
     return contexts[0].whole(documents) if contexts else documents

@@ -14,7 +14,7 @@ from ...nn.transformer import GPT
 from .. import tied
 from ..experts.moe import joined, parted
 from .documents import Stage
-from .pipeline import balanced
+from .stages import balanced
 
 
 class GPTStage(Module):

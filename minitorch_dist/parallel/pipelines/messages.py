@@ -13,17 +13,18 @@ class Messages:
 
     comm           the Communicator along the pipeline
     places         {stage: (its rank, its place among that rank's chunks)}
-    micro_batches  of a batch
+    pieces         of a batch: its micro-batches, or their slices
     device         where this rank's stages are
+    slices         of each micro-batch
     tags           how many tags they take, from 0 on
 
-    Before a stage's first message of a kind of batch goes another one, of what its input looks like.
+    Before a stage's first message of a kind of batch goes another one, of what its input looks like, in each slice.
     """
 
-    def __init__(self, comm, places, micro_batches, device):
-        self.comm, self.places, self.micro_batches, self.device = comm, places, micro_batches, device
-        self.tags = (2 * micro_batches + 1) * len(places)
-        self.specs, self.told = {}, set()       # chunk: (dtype, shape of a sample); stages that know theirs
+    def __init__(self, comm, places, pieces, device, slices=1):
+        self.comm, self.places, self.pieces, self.device, self.slices = comm, places, pieces, device, slices
+        self.tags = (2 * pieces + slices) * len(places)
+        self.specs, self.told = {}, set()   # (chunk, slice): (dtype, shape of a sample); (stages, slices) that know it
         self.kind = None        # of the batches for which they have been told
         self.sends, self.here = [], {}
 
@@ -41,11 +42,11 @@ class Messages:
 
     def _tag(self, kind, stage, k):
         """Of what is for a stage: each message of a batch to a rank has its own."""
-        return (self.places[stage][1] * 2 + (kind == BACKWARD)) * self.micro_batches + k
+        return (self.places[stage][1] * 2 + (kind == BACKWARD)) * self.pieces + k
 
-    def _tag_of_spec(self, stage):
+    def _tag_of_spec(self, stage, k):
         """It goes with whichever micro-batch comes first."""
-        return 2 * len(self.places) * self.micro_batches + self.places[stage][1]
+        return 2 * len(self.places) * self.pieces + self.places[stage][1] * self.slices + k % self.slices
 
     def send(self, kind, stage, k, array):
         """Post an array to a stage; one of this rank's own finds it here."""
@@ -54,11 +55,11 @@ class Messages:
             self.here[kind, stage, k] = array
             return
         self.sends = [work for work in self.sends if not work.is_completed()]
-        if kind == FORWARD and stage not in self.told:
-            self.told.add(stage)
+        if kind == FORWARD and (stage, k % self.slices) not in self.told:
+            self.told.add((stage, k % self.slices))
             text = f"{dtype_code(array.dtype)} {' '.join(map(str, array.shape[1:]))}".encode()
             spec = np.frombuffer(text.ljust(SPEC_BYTES), np.uint8).copy()
-            self.sends.append(self.comm.isend(spec, dst, self._tag_of_spec(stage)))
+            self.sends.append(self.comm.isend(spec, dst, self._tag_of_spec(stage, k)))
         self.sends.append(self.comm.isend(array, dst, self._tag(kind, stage, k)))
 
     def receive(self, kind, stage, k, samples, like=None):
@@ -67,13 +68,13 @@ class Messages:
         if src == self.comm.rank:
             return self.here.pop((kind, stage, k))
         if like is None:
-            chunk = self.places[stage][1]
-            if chunk not in self.specs:
+            place = self.places[stage][1], k % self.slices
+            if place not in self.specs:
                 spec = np.empty(SPEC_BYTES, np.uint8)
-                self.comm.recv(spec, src, self._tag_of_spec(stage))
+                self.comm.recv(spec, src, self._tag_of_spec(stage, k))
                 dtype, *shape = spec.tobytes().decode().split()
-                self.specs[chunk] = as_dtype(dtype), tuple(map(int, shape))
-            dtype, shape = self.specs[chunk]
+                self.specs[place] = as_dtype(dtype), tuple(map(int, shape))
+            dtype, shape = self.specs[place]
             array = to(np.empty((samples, *shape), dtype), self.device)
         else:
             array = module_of(like).empty(like.shape, like.dtype)

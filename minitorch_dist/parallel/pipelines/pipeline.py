@@ -50,74 +50,19 @@ from ...comm.mesh import check_no_mesh
 from ...data.loader import cut
 from ...data.packing import apart
 from ...ledger import spanning
-from ...nn.containers import Sequential
 from ...nn.decoding import evaluating
 from ...optim.clip import clip_stages, is_part_of_pipeline, tree_sum
 from .. import tied
-from ..context.context import Context
 from ..fsdp.fully_sharded import FullySharded
 from ..same_model import check_same
 from ..turns import in_turns
 from ..wrapping import ReducingModule
 from . import documents
 from .checks import check_alike, check_chunks, check_links, check_statistics, described, is_trained, measured
-from .documents import Stage
 from .messages import Messages
-from .schedule_steps import BACKWARD, FORWARD, INPUT, WEIGHT, combined, placement_of
+from .schedule_steps import BACKWARD, FORWARD, INPUT, WEIGHT, combined, placement_of, slices_of
 from .schedules import play
-
-
-def balanced(costs, parts):
-    """Bounds [0, …, len(costs)] that cut the costs into so many stretches, none empty, with the least greatest sum."""
-    n = len(costs)
-    if not 1 <= parts <= n:
-        raise ValueError(f"{n} layers can't be cut into {parts} stages")
-    sums = np.concatenate([[0], np.cumsum(costs)])
-    # best[k][j]: the least greatest sum of the first j costs in k + 1 stretches, and where the last of these begins
-    best = [[(sums[j], 0) for j in range(n + 1)]]
-    for k in range(1, parts):
-        before = best[-1]
-        best.append([min(((max(before[i][0], sums[j] - sums[i]), i) for i in range(k, j)), default=(np.inf, 0))
-                     for j in range(n + 1)])
-    bounds = [n]
-    for row in reversed(best):
-        bounds.append(row[bounds[-1]][1])
-    return bounds[::-1]
-
-
-def cut_sequential(model, stages, costs=None):
-    """A Sequential as a list of so many Stages, one after another. Their layers keep their names, so that all
-    parameters are called as they were, and random numbers, which are keyed by names, are the same. A stage that shares
-    a parameter with an earlier one is a copy (parallel/tied.py).
-
-    costs   what each layer costs (default: its number of parameters, at least 1)
-    """
-    if not isinstance(model, Sequential):
-        raise TypeError(f"cut_sequential cuts an nn.Sequential between its layers; got a {type(model).__name__}")
-    layers = list(model._modules.items())
-    costs = [max(1, sum(p.size for p in layer.parameters())) for _, layer in layers] if costs is None else costs
-    if len(costs) != len(layers):
-        raise ValueError(f"cut_sequential: {len(costs)} costs for {len(layers)} layers")
-    bounds, found = balanced(costs, stages), []
-    context = next((m for m in model.modules() if isinstance(m, Context)), None)
-    for lo, hi in zip(bounds, bounds[1:], strict=False):
-        stage = Stage(context=context)
-        for name, layer in layers[lo:hi]:
-            stage.add_module(name, layer)
-        found.append(stage)
-    return tied.apart(found)
-
-
-def full_state_dict(chunks, comm):
-    """{name: NumPy array} of all ranks' chunks together, the state of the whole model, on every rank. Collective, over
-    those that share a chunk, or have parts of its matrices, too."""
-    from ..tensor.tensor_parallel import full_state_dict as whole  # it brings further ops
-    mine = {}
-    for chunk in chunks:
-        state, copies = whole(chunk), [name for name, p in chunk.named_parameters() if tied.is_copy(p)]
-        state = chunk.comm.broadcast_object(state) if isinstance(chunk, FullySharded) else state
-        mine |= {name: value for name, value in state.items() if name not in copies}
-    return {name: value for part in comm.all_gather_object(mine) for name, value in part.items()}
+from .slices import Slices, check_slices
 
 
 def _losses(y):
@@ -148,14 +93,16 @@ class Pipeline:
     schedule   for comm.size ranks: gpipe(…), one_forward_one_backward(…), interleaved(…), zb_h1(…), zb_h2(…), zb_v(…),
                v_half(…), v_min(…), dual_pipe_v(…) or a list of one's own. Exact mode takes the micro-batches' gradients
                in their order
-    live       the greatest number of micro-batches (of a stage) whose activations this rank has held at once
+    lengths    of a schedule with slices: their numbers of positions (default: equal ones; slices.py)
+    live       the greatest number of micro-batches (of a stage), or of their slices, whose activations this rank has
+               held at once
     waiting    the greatest number of those for which it has held what W needs
     Every output's first axis is the samples, and the rest of its shape depends on the inputs' shape alone. Collective.
     A parameter that several stages share gets the sum of their gradients (parallel/tied.py). ValueError for a schedule
     that isn't for these ranks, or can't be done, or isn't everybody's.
     """
 
-    def __init__(self, chunks, comm, schedule):
+    def __init__(self, chunks, comm, schedule, lengths=None):
         check_no_mesh("Pipeline", comm, "have the stages of one pipeline", "pp")
         check_same(comm, described(schedule), "Pipeline: the ranks have different schedules",
                    "Make it from the same settings on all of them.")
@@ -166,7 +113,10 @@ class Pipeline:
             raise ValueError(f"Pipeline: a schedule for {len(schedule)} ranks whose stages are {placement}, on "
                              f"{comm.size} ranks, which have {', '.join(map(str, counts))} chunks")
         play(schedule)      # raises if it can't be done
-        self.chunks, self.comm, self.steps = list(chunks), comm, schedule[comm.rank]
+        self.chunks, self.comm, slices = list(chunks), comm, slices_of(schedule)
+        # What is done, by pieces: micro-batches, or their slices, in the order of forwards
+        self.steps = [step._replace(micro_batch=step.micro_batch * slices + step.slice, slice=0)
+                      for step in schedule[comm.rank]]
         for stage, chunk in zip(placement[comm.rank], chunks, strict=True):
             if isinstance(chunk, FullySharded) and sum(counts) > 1:     # one stage is no pipeline: it does as it would
                 chunk.becomes_stage(stage == 0, stage == sum(counts) - 1)
@@ -174,13 +124,17 @@ class Pipeline:
         # stage: (its rank, its place among that rank's chunks)
         self.places = {stage: (rank, chunk) for rank, stages in enumerate(placement)
                        for chunk, stage in enumerate(stages)}
-        self.micro_batches = 1 + max(step.micro_batch for step in self.steps)
+        self.pieces = 1 + max(step.micro_batch for step in self.steps)
+        self.micro_batches, self.slices = self.pieces // slices, None
         self.last = len(self.places) - 1
         # The lowest stage that has something to train: it sends no gradient down, and none below it gets one.
         self.lowest = min((stage for stage, (rank, chunk) in self.places.items() if trained[rank][chunk]),
                           default=self.last)
         self.device = next((device_of(lower(p)) for chunk in chunks for p in chunk.parameters()), "cpu")
-        self.messages = Messages(comm, self.places, self.micro_batches, self.device)
+        self.messages = Messages(comm, self.places, self.pieces, self.device, slices)
+        if slices > 1 or lengths is not None:
+            check_slices(self.chunks, comm, self.exact)
+            self.slices = Slices(self.chunks, slices, lengths)
         stages = {stage: self.chunks[chunk] for stage, (rank, chunk) in self.places.items() if rank == comm.rank}
         self.ties, self.chains = tied.Ties(stages, comm, self.exact), None
         if self.exact:
@@ -225,15 +179,16 @@ class Pipeline:
         if scaler is not None:      # a stage with nothing to train hears of no GPU otherwise, and the others' are there
             scaler.move_to(self.device)
         self.statistics = {}        # exact mode: of (chunk, micro-batch), until its gradients come
-        self.left = [self.micro_batches] * len(self.chunks)
+        self.left = [self.pieces] * len(self.chunks)
         self.random = seed, step, batch.count, micro_shards
         self.ties.begin()
-        for steps in combined(self.steps):
-            works = [partial(self._do, *step) for step in steps]
-            if len(works) == 1:
-                works[0]()
-            else:
-                in_turns(*works, device=self.device)
+        with self._told():
+            for steps in combined(self.steps):
+                works = [partial(self._do, *step[:3]) for step in steps]
+                if len(works) == 1:
+                    works[0]()
+                else:
+                    in_turns(*works, device=self.device)
         self.messages.finish()
         if self.chains is not None:
             self.chains.finish()
@@ -255,25 +210,35 @@ class Pipeline:
         that the next stage hasn't taken yet. Modules are in the modes they were in afterwards.
         """
         self._begin("evaluate", batch, measure, packed)
-        with ExitStack() as stack:
+        with self._told(), ExitStack() as stack:
             for chunk in self.chunks:
                 stack.enter_context(evaluating(chunk))
                 if isinstance(chunk, FullySharded):     # once, and not for each micro-batch
                     stack.enter_context(chunk.gathered())
-            for kind, k, stage in self.steps:
+            for kind, k, stage, _ in self.steps:
                 if kind == FORWARD:
+                    if self.slices is not None:
+                        self.slices.at(k)
                     _, y, labels = self._through(stage, self.places[stage][1], k)
                     if stage < self.last:
                         self._hand_on(stage, k, y)
                     else:
                         self.sums.append(measured(_losses(y)[0].sum() if measure is None else measure(y, labels)))
+                    if self.slices is not None:
+                        self.slices.read(self.places[stage][1], k)
         self.messages.finish()
         check_alike(self.sums)
         return self._of_all(over)
 
+    def _told(self):
+        """Inside, the chunks know whether they work on slices."""
+        return nullcontext() if self.slices is None else self.slices.told()
+
     def _do(self, kind, k, stage):
         """A step."""
         _, chunk = self.places[stage]
+        if self.slices is not None:
+            self.slices.at(k)
         if kind == FORWARD:
             seed, step, count, micro_shards = self.random
             with random_scope(seed, step, count, self.shards[k].rows, micro_shards):
@@ -282,6 +247,8 @@ class Pipeline:
             self._input_gradient(stage, chunk, k)
         else:
             self._weight_gradients(kind, stage, chunk, k)
+            if self.slices is not None:
+                self.slices.through(chunk, k)
 
     def _begin(self, who, batch, last, packed, scaler=None, over=None):
         """A batch; `last` is what is called on the last stage, or None."""
@@ -331,12 +298,12 @@ class Pipeline:
                              f"`targets` of which to make losses: give {name}, or take stages of cut_gpt")
 
     def _shards_of(self, batch):
-        """The batch's micro-batches."""
+        """The batch's micro-batches, or their slices."""
         shards = batch.shards if len(batch.shards) > 1 else cut(batch.shards[0], self.micro_batches)
         if len(shards) != self.micro_batches:
             raise ValueError(f"Pipeline: the schedule has {self.micro_batches} micro-batches, and this rank's batch "
                              f"comes in {len(shards)} micro-shards")
-        return shards
+        return shards if self.slices is None else self.slices.cut(shards)
 
     def _of_all(self, over, size=None):
         """The end of a batch: the sums of all of it, which the last stage knows (so many numbers; None: it tells), on

@@ -29,6 +29,7 @@ from .schedule_steps import (
     most_held,
     needs,
     placement_of,
+    results,
     v_shaped,
 )
 
@@ -122,7 +123,7 @@ def squeezed(schedule):
             if place is not None:
                 step = rest[rank].pop(place)
                 made[rank].append(step)
-                done.add((step.kind, step.stage, step.micro_batch))
+                done.update(results(step))
                 held[rank] += sum(HOLDS[step.kind])
                 if step.kind == FORWARD and all(other.kind != FORWARD for other in rest[rank]):
                     rest[rank].sort(key=lambda other: other.kind == WEIGHT)

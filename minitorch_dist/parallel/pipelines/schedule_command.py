@@ -5,7 +5,7 @@ import sys
 from ...tables import aligned
 from .schedule_blocks import BLOCKS, dates, interval_of
 from .schedule_steps import Overlapped, Step, placement_of
-from .schedules import SCHEDULES, check_drawable, drawn, label, play, schedule_of
+from .schedules import SCHEDULES, SLICED, check_drawable, drawn, label, play, schedule_of
 
 
 def add_command(commands, draw):
@@ -16,6 +16,8 @@ def add_command(commands, draw):
     p.add_argument("--ranks", type=int, default=4, help="ranks along the pipeline (default: 4)")
     p.add_argument("--micro-batches", type=int, default=8, help="pieces of the batch (default: 8)")
     p.add_argument("--chunks", type=int, default=2, help="of layers, per rank, in interleaved (default: 2)")
+    p.add_argument("--slices", type=int, default=1, help="of each micro-batch's sequences, which go one after another; "
+                   f"of {', '.join(SLICED)} (default: 1)")
     p.add_argument("--both", type=int, help="cells that a forward and a backward at the same time take, in dualpipev: "
                    "2, or 3 where neither hides anything of the other (default: 3)")
     p.add_argument("--out", help="draw it into this file as well, e.g. schedule.png")
@@ -24,17 +26,18 @@ def add_command(commands, draw):
 
 def _show(args):
     try:
-        check_drawable(args.schedule, args.ranks, args.micro_batches, args.chunks)
-        schedule = schedule_of(args.schedule, args.ranks, args.micro_batches, args.chunks)
+        check_drawable(args.schedule, args.ranks, args.micro_batches, args.chunks, args.slices)
+        schedule = schedule_of(args.schedule, args.ranks, args.micro_batches, args.chunks, args.slices)
         both = _both(schedule, args)
     except ValueError as error:
         return _refused(error)
     played, placement = play(schedule, both=both), placement_of(schedule)
-    print("\n".join([drawn(schedule, both=both), "", *_told(played, placement, both),
+    print("\n".join([drawn(schedule, both=both), "", *_told(played, placement, both, args.slices),
                      *_pattern(args.schedule, placement)]))
     if args.out:
         try:
-            args.draw(played, args.out, f"{args.schedule}: {args.ranks} ranks, {args.micro_batches} micro-batches")
+            args.draw(played, args.out, f"{args.schedule}: {args.ranks} ranks, {args.micro_batches} micro-batches"
+                      + f" in {args.slices} slices" * (args.slices > 1))
         except (ValueError, OSError) as error:
             return _refused(error)
         print(f"drawn: {args.out}")
@@ -58,12 +61,14 @@ def _both(schedule, args):
     return args.both or 3
 
 
-def _told(played, placement, both):
+def _told(played, placement, both, slices):
     """What a drawing doesn't say of itself, as lines; both: the cells of a combined step, or None."""
     cut, halves = any(played.waiting), len(placement[0]) > 1
-    what = "Micro-batches of one stage" if halves else "Micro-batches"
+    what = ("Micro-batches" if slices == 1 else "Slices") + " of one stage" * halves
     lines = ["F: a forward; I: the gradient of a stage's input; W: those of its weights. Each takes a cell." if cut else
              "A backward takes two cells, a forward one."]
+    if slices > 1:
+        lines.append(f"3.2 is slice 2 of micro-batch 3; a micro-batch, whole, would take {slices} times as long.")
     if halves:
         lines.append(f"Stages by rank: {'; '.join(', '.join(map(str, row)) for row in placement)}. Large letters are "
                      "of the first ones.")

@@ -13,6 +13,10 @@ A backward pass may be cut in two, as in zb_h1. The kinds of steps, by torch's l
     I   the gradient of the stage's input, which the stage before waits for, and later
     W   the gradients of its weights, which nobody waits for
 
+A micro-batch's sequences may be cut into slices, of which each is a step's (slices.py). Then what a stage keeps of the
+earlier ones is what the later ones look at: forwards go through the slices in order, backwards from the last one to the
+first.
+
 A forward may be Overlapped: then it and the next step of its row, a backward pass of another micro-batch, are done at
 the same time, as one combined step, F&B (schedule_dual.py).
 """
@@ -25,14 +29,15 @@ HOLDS = {FORWARD: (1, 0), BACKWARD: (-1, 0), INPUT: (-1, 1), WEIGHT: (0, -1)}
 
 
 class Step(NamedTuple):
-    """kind "F", "B", "I" or "W", the micro-batch from 0, and the stage."""
+    """kind "F", "B", "I" or "W", the micro-batch from 0, the stage, and which slice of the sequences, from 0."""
 
     kind: str
     micro_batch: int
     stage: int
+    slice: int = 0
 
     def __str__(self):
-        return f"{self.kind}{self.micro_batch} of stage {self.stage}"
+        return f"{self.kind}{self.micro_batch}{f'.{self.slice}' * (self.slice > 0)} of stage {self.stage}"
 
 
 class Overlapped(Step):
@@ -80,28 +85,40 @@ def placement_of(schedule):
     return stages
 
 
+def slices_of(schedule):
+    """How many slices a micro-batch is cut into."""
+    return 1 + max((step.slice for row in schedule for step in row), default=0)
+
+
 def makes(kind):
     """The kinds under which a step's results are known to those that need them: B's are I's and W's."""
     return (INPUT, WEIGHT) if kind == BACKWARD else (kind,)
 
 
-def needs(step, last, links=()):
-    """The (kind, stage, micro-batch) that must be done before.
+def results(step):
+    """The (kind, stage, micro-batch, slice) that others need of a step."""
+    return [(kind, step.stage, step.micro_batch, step.slice) for kind in makes(step.kind)]
 
-    last   the last stage
-    links  (stage, a later one): pairs of which the first wants the second one's weight gradients before its own
+
+def needs(step, last, links=(), slices=1):
+    """The (kind, stage, micro-batch, slice) that must be done before.
+
+    last    the last stage
+    links   (stage, a later one): pairs of which the first wants the second one's weight gradients before its own
+    slices  of a micro-batch
     """
-    k, stage = step.micro_batch, step.stage
-    if step.kind == FORWARD:
-        return [(FORWARD, stage - 1, k)] if stage else []
-    found = [(WEIGHT, behind, k) for first, behind in links if first == stage and WEIGHT in makes(step.kind)]
-    if step.kind == WEIGHT:
-        return [(INPUT, stage, k), *found]
-    return [(FORWARD, stage, k), *found] + ([(INPUT, stage + 1, k)] if stage < last else [])
+    kind, k, stage, j = step
+    if kind == FORWARD:
+        return [(FORWARD, stage - 1, k, j)] * (stage > 0) + [(FORWARD, stage, k, j - 1)] * (j > 0)
+    found = [(WEIGHT, behind, k, j) for first, behind in links if first == stage and WEIGHT in makes(kind)]
+    found += [(made, stage, k, j + 1) for made in makes(kind) if j + 1 < slices]
+    if kind == WEIGHT:
+        return [(INPUT, stage, k, j), *found]
+    return [(FORWARD, stage, k, j), *found] + [(INPUT, stage + 1, k, j)] * (stage < last)
 
 
 def most_held(row):
-    """The greatest numbers of a rank's micro-batches that are live, that wait for W, and of both."""
+    """The greatest numbers of a rank's micro-batches, or slices, that are live, that wait for W, and of both."""
     live = waiting = 0
     most = 0, 0, 0
     for step in row:
@@ -110,7 +127,9 @@ def most_held(row):
     return most
 
 
-def check_sizes(ranks, micro_batches):
+def check_sizes(ranks, micro_batches, slices=1):
     """ValueError for a pipeline of nothing."""
     if ranks < 1 or micro_batches < 1:
         raise ValueError(f"a pipeline needs at least one rank and one micro-batch; got {ranks} and {micro_batches}")
+    if slices < 1:
+        raise ValueError(f"a pipeline's sequences come in one slice or more; got {slices}")

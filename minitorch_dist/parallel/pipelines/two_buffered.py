@@ -143,7 +143,7 @@ class PipeDream2BW(Pipeline):
         m, self.kept, self.halves, self.statistics, self.scaler = self.micro_batches, {}, {}, {}, None
         self.left = [m]
         self.versions.begin()
-        for kind, k, stage in one_forward_one_backward(self.comm.size, m * len(batches))[self.comm.rank]:
+        for kind, k, stage, _ in one_forward_one_backward(self.comm.size, m * len(batches))[self.comm.rank]:
             (b, k), count = divmod(k, m), batches[k // m].count
             with self.versions.of(b):       # backward, too: what is checkpointed runs forward once more
                 if kind == FORWARD:
