@@ -35,6 +35,7 @@ from minitorch_dist.parallel.pipelines import Pipeline, cut_gpt, full_state_dict
 from minitorch_dist.parallel.pipelines.schedules import SCHEDULES, placement_of, schedule_of
 from minitorch_dist.parallel.tensor import parallelize_module, plan_of
 from minitorch_dist.plan import DEVICES, GPT, Job, plan
+from minitorch_dist.plan.refused import UNCUT
 from minitorch_dist.qk_clip import QKClip
 
 AXES = ("dp", "pp", "cp", "ep", "tp")       # neighbours are tp's: they send most
@@ -46,7 +47,7 @@ SIZES = {"layers": (4, "blocks"), "heads": (4, "attention heads"), "dim": (64, "
          "length": (8, "characters that the model sees"), "batch_size": (128, "samples per step, over all ranks"),
          "steps": (600, "optimizer steps")}
 ALIASES = {"dim": ["--width"], "length": ["--sequence-length"], "batch_size": ["--batch"]}       # as plan calls them
-CUTS = ("zero", "schedule", "chunks", "micro_batches", "cp_by", "sequence_parallel", "experts_over", "compile")
+CUTS = ("zero", "schedule", "chunks", "micro_batches", "slices", "cp_by", "sequence_parallel", "experts_over", "compile")
 EXPERTS = ("cp,ep", "cp,ep,tp", "cp,tp", "ep,tp")       # ranks that divide them; what these send is ep's
 HELD = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer"}
 NOTE = ("counted: with norms for clipping, and the whole batch's tokens; on paper: as if each token were a target, and "
@@ -55,7 +56,7 @@ ALIKE = ", and all experts used alike"
 SCORES = ", and no scores looked at, for which a ring's keys go round once more"
 SAYS_EVERY = 100    # steps
 RANGES = {
-    program.AT_LEAST_1: (*SIZES, "pp", "cp", "ep", "tp", "chunks", "micro_batches", "save_every"),
+    program.AT_LEAST_1: (*SIZES, "pp", "cp", "ep", "tp", "chunks", "micro_batches", "slices", "save_every"),
     program.AT_LEAST_0: ("experts", "lr", "warmup", "clip", "seed"),
     program.MORE_THAN_0: ("qk_clip",),
     program.PROBABILITY: ("dropout", "attention_dropout"),
@@ -72,6 +73,8 @@ def parse(argv):
     p.add_argument("--schedule", choices=list(SCHEDULES), default="1f1b", help="who works when, along pp")
     p.add_argument("--chunks", type=int, default=2, help="of blocks, per rank, in interleaved (the V's have 2)")
     p.add_argument("--micro-batches", type=int, help="pieces of a rank's samples (default: 4; --exact has its own)")
+    p.add_argument("--slices", type=int, default=1, help="in which sequences go through pp, one after another "
+                   f"(default: 1); with {', '.join(UNCUT)}")
     p.add_argument("--exact", action="store_true", help="the bits of one process, with dp, pp, ep; 8 micro-batches "
                    "over all ranks")
     p.add_argument("--cp-by", choices=list(HOW), default="ring", help="how attention gets the other ranks' positions")
@@ -207,7 +210,7 @@ def pipeline_of(args, task, mesh):
         context_parallel(model, mesh["cp"], args.cp_by)
     for i, block in enumerate(model.blocks) if args.compile else ():
         model.blocks[i] = mt.compile(block)
-    schedule = schedule_of(args.schedule, args.pp, args.micro_batches, args.chunks)
+    schedule = schedule_of(args.schedule, args.pp, args.micro_batches, args.chunks, args.slices)
     placement = placement_of(schedule)
     count = sum(map(len, placement))
     if args.layers % count:
@@ -232,7 +235,7 @@ def on_paper(args, task, mesh):
     job = Job(sizes, **mesh.axes, stage=args.zero, precision="float32", batch=args.batch_size,
               time=task.inputs.shape[1], micro_batches=args.micro_batches, schedule=args.schedule,
               chunks=args.chunks if args.schedule == "interleaved" else 1, sequence_parallel=args.sequence_parallel,
-              cp_by=args.cp_by, tiled_loss=True, dispatch_bits=args.dispatch_bits,
+              slices=args.slices, cp_by=args.cp_by, tiled_loss=True, dispatch_bits=args.dispatch_bits,
               dispatch_once=args.dispatch_once, experts_over=tuple(args.experts_over))
     return plan(job, DEVICES["H100"])
 
@@ -337,6 +340,7 @@ def train(args, world):
         progress.say(f"{task.name}: {len(task.inputs):,} samples; {world.size} rank{'s' * (world.size > 1)}: "
                      f"{' × '.join(f'{axis} {size}' for axis, size in mesh.axes.items())}, ZeRO {args.zero}; "
                      f"{args.steps:,} steps of {args.batch_size}, {args.micro_batches} micro-batches"
+                     + f" in {args.slices} slices" * (args.slices > 1)
                      + f"; {args.schedule}: ranks wait for {100 * paper.bubble:.0f} % of the time" * (args.pp > 1))
         checks.begin()
         for epoch, batches in run.epochs(loader, args.steps):

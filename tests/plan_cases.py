@@ -97,9 +97,7 @@ def ways_of(module):
 
 def prepare(job, module, mesh):
     """The module cut as the job says."""
-    if job["checkpointing"]:
-        for block in [m for m in module.modules() if isinstance(m, nn.TransformerBlock)]:
-            block.forward = mt.checkpoint(block.forward)
+    checkpointed(job, module)
     if mesh["tp"].size > 1:
         tp.parallelize_module(module, mesh["tp"], ways_of(module), job["sequence_parallel"])
     if job["cp"] > 1:
@@ -119,6 +117,12 @@ def prepare(job, module, mesh):
                                                                              ("reduce", job["reduce_bits"]))}
     return fully_shard(module, replicas, job["stage"], shard_over=shards, mp_policy=MixedPrecisionPolicy(**encodings),
                        reshard_after_forward=near and owners.split(owners.rank // near, name="near"))
+
+
+def checkpointed(job, module):
+    """Its blocks run again, where the job says so."""
+    for block in [m for m in module.modules() if isinstance(m, nn.TransformerBlock)] if job["checkpointing"] else ():
+        block.forward = mt.checkpoint(block.forward)
 
 
 def wrapped(job, module, replicas):
@@ -343,6 +347,7 @@ def pipeline(job, bounds):
     sizes = GPT(**job["model"])
     mesh = comm.DeviceMesh(dp=job["dp"], pp=job["pp"], cp=job["cp"], ep=job["ep"], tp=job["tp"])
     whole, replicas, samples = gpt(sizes), mesh["dp", "cp", "ep"], mesh["dp", "ep"]
+    checkpointed(job, whole)
     if job["tp"] > 1:
         tp.parallelize_module(whole, mesh["tp"], ways_of(whole), job["sequence_parallel"])
     if job["ep"] > 1:
@@ -350,7 +355,7 @@ def pipeline(job, bounds):
     adapt(job, whole)
     if job["cp"] > 1:
         context_parallel(whole, mesh["cp"], job["cp_by"])
-    schedule = schedule_of(job["schedule"], job["pp"], job["micro_batches"], job["chunks"])
+    schedule = schedule_of(job["schedule"], job["pp"], job["micro_batches"], job["chunks"], job["slices"])
     chunks, last = [], len(bounds) - 2
     stages = tied.apart([GPTStage(whole, range(*pair), i == 0, i == last) for i, pair in enumerate(pairwise(bounds))])
     for module in (stages[stage] for stage in placement_of(schedule)[mesh.coords["pp"]]):

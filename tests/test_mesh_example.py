@@ -51,6 +51,7 @@ def whole(tmp_path_factory):
     (8, ["--tp", "2", "--cp", "2", "--pp", "2", "--sequence-parallel", "--zero", "3"]),
     (8, [*EXPERTS, "--ep", "2", "--pp", "2", "--zero", "1", "--schedule", "dualpipev", "--micro-batches", "6"]),
     (8, ["--tp", "2", "--pp", "2", "--zero", "1"]),
+    (4, ["--tp", "2", "--pp", "2", "--slices", "3"]),
     (4, ["--tp", "2", "--zero", "3", "--compile"]),
     (8, [*EXPERTS, "--ep", "2", "--tp", "2", "--sequence-parallel", "--zero", "3"]),
     (8, [*EXPERTS, "--ep", "2", "--tp", "2", "--pp", "2", "--schedule", "zb-h1"]),
@@ -134,6 +135,7 @@ def rows(lines):
 
 
 @pytest.mark.parametrize("n, flags", [(8, ["--tp", "2", "--pp", "2", "--zero", "3"]), (4, ["--cp", "2", "--pp", "2"]),
+                                      (4, ["--tp", "2", "--pp", "2", "--slices", "3", "--family", "llama"]),
                                       (4, ["--cp", "2", "--tp", "2", "--window", "5"]),
                                       (8, ["--cp", "2", "--tp", "2", "--pp", "2", "--window", "3,all", "--qk-norm",
                                            "--schedule", "zb-h1", "--sequence-parallel"]),

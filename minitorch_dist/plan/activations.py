@@ -24,8 +24,9 @@ from .kept import OF_STATES as ROWS_OF_STATES
 from .states import elements as of_states
 
 
-def elements(job, samples, window=None):
-    """{per: how many there are on a rank}, of so many samples in a call; of a block with such a window.
+def elements(job, samples, window=None, slice=0):
+    """{per: how many there are on a rank}, of so many samples in a call, or of a slice of them; of a block with such a
+    window.
 
     token, position  of this rank's part of the sequences
     whole            tokens times width, on every tensor-parallel rank; with sequence parallelism of its share, as rows
@@ -39,8 +40,8 @@ def elements(job, samples, window=None):
                      what is made of them
     head, key head   (tokens, heads), (tokens, heads of keys), of its share
     projected        of attention by states: what x is projected to, of its share; see states.elements
-    score            (heads, time, time, or what a window leaves of it), of its share
-    pair             (time, time), of whole sequences
+    score            (heads, time, what there is to look at, or what a window leaves of it), of its share
+    pair             (time, what there is to look at), of whole sequences
     pair with a block, block  (tokens, heads, blocks that are chosen), (heads of keys, all blocks), of its share
     logit            of its share of the vocabulary
     head weight      of the output layer's matrix, of its share
@@ -51,7 +52,8 @@ def elements(job, samples, window=None):
     sorted           rows that come from several ranks and are put in their experts' order
     shared inner, shared answer  of all tokens within the shared experts; of what these give
     """
-    model, time = job.model, job.time // job.cp
+    model, (length, end) = job.model, job.parts[slice]
+    time = length // job.cp
     tokens, tp = samples * time, job.tp
     between, inputs = (tp if it else 1 for it in (job.sequence_parallel, job.sequence_parallel == "regather"))
     found = {"call": 1, "position": time, "token": tokens, "row": tokens / between,
@@ -66,10 +68,10 @@ def elements(job, samples, window=None):
     if window in STATES:
         found |= of_states(job, samples, window)
     else:       # by heads/cp if Ulysses, of the whole time
-        found |= {"pair": job.time ** 2,
-                  "score": samples * model.heads / tp * time * model.scores(job.time, window)[1]}
-        if count := model.chosen(job.time, window):
-            blocks = -(-job.time // blocks_of(window)[1])
+        found |= {"pair": length * end,
+                  "score": samples * model.heads / tp * time * model.scores(length, window, end)[1]}
+        if count := model.chosen(end, window):
+            blocks = -(-end // blocks_of(window)[1])
             found |= {"pair with a block": tokens * model.heads / tp * count,
                       "block": samples * (model.kv_heads or model.heads) / tp / job.cp * blocks}
     if (sizes := model.latent) is not None:
@@ -97,7 +99,7 @@ def elements(job, samples, window=None):
     return found
 
 
-def block_of(job, window):
+def block_of(job, window, slice=0):
     """The rows of one block with such a window, in the order of the ops."""
     model, precision = job.model, job.precision
     experts = "an expert each" if model.top_k == 1 and precision == "float32" else "experts"
@@ -106,7 +108,7 @@ def block_of(job, window):
     latents = model.latent is not None
     turned = [] if model.family == "gpt" else TURNED[precision + ", latents" * latents]
     chain = ", dropped" * model.attention_dropout + ", sinks" * model.sinks if precision == "float32" else ""
-    attention = ATTENTION[precision + (chain or ring or ", blocks" * bool(model.chosen(job.time, window)))]
+    attention = ATTENTION[precision + (chain or ring or ", blocks" * bool(model.chosen(job.parts[slice].end, window)))]
     if model.heads == job.tp and (job.adapters is None or "attention.out" in job.adapters.layers
                                   or fused("attention.out", job)):
         # Of one head a ring's result is the projection's input as it stands: one array.
@@ -114,6 +116,8 @@ def block_of(job, window):
     normed = NORMED[precision + ring * (not turned)] if model.qk_norm else []
     if normed and precision == "float32" and (ring or job.cp == 1):     # the values are those beside queries and keys
         attention = [row for row in attention if row.what != "values"]
+    if job.slices > 1 and (precision == "mixed" or turned or normed or latents):    # else they lie beside queries
+        attention = [row for row in attention if row.what not in ("keys", "values")]
     if window in STATES:
         first = ROWS_OF_STATES[window][precision + ", normed" * model.qk_norm]
     else:
@@ -181,28 +185,36 @@ class Kept(NamedTuple):
     in_backward     more than these, for a while, in B
     in_input        the same, in I
     late            from I to W
+    left            of a micro-batch's slices, from the first one's F on, what they leave for later ones
+    grown           in B, what is left for earlier ones: of the last slice more, of the first one's all goes
+    in_forward      for a while, in F
     """
 
     until_backward: float
     in_backward: float
     in_input: float
     late: float
+    left: float = 0
+    grown: float = 0
+    in_forward: float = 0
 
 
-def activations(job, stage, samples):
-    """Kept, of so many samples in a stage (blocks that the rank has, whether it has the embedding, whether the output
-    layer). With checkpointing only a block's input is kept, and backward has one block at a time whole."""
+def activations(job, stage, samples, slice=0):
+    """Kept, of so many samples, or a slice of them, in a stage (blocks that the rank has, whether it has the embedding,
+    whether the output layer). With checkpointing only a block's input is kept, and backward has one block at a time
+    whole."""
     numbers, first, last = stage
-    counts = {window: elements(job, samples, window) for window in {None, *map(job.model.window_of, numbers)}}
+    counts = {window: elements(job, samples, window, slice) for window in {None, *map(job.model.window_of, numbers)}}
     count, ends = counts[None], _ends(job)
     size = job.sizes["parameter"]       # (the loss came in one array with x, which the first norm's weight keeps for W)
     before = EMBEDDING[ends] if first else [Row("auxiliary loss", "row", size, size)] * bool(job.model.experts)
-    if first and job.cp > 1 and job.precision == "float32" and job.model.family == "gpt":
+    parted = job.cp > 1 or job.slices > 1
+    if first and parted and job.precision == "float32" and job.model.family == "gpt":
         before = [*before, Row("positions", "position", 8)]
     of_depths = [depth(job, k, samples) for k in range(1, 1 + job.depth)]
     before = with_adapters(before, job, not first)     # a later stage hands its input's gradient on
     output = _output(job) if last else []
-    behind, rows = with_adapters(output, job), {window: block_of(job, window) for window in counts}
+    behind, rows = with_adapters(output, job), {window: block_of(job, window, slice) for window in counts}
     block, begin = ({window: with_adapters(each, job, flows, window) for window, each in rows.items()}
                     for flows in (True, False))
     if job.cp > 1 and not job.tiled_loss:       # its labels aren't a view of the batch's, but a copy, which I drops
@@ -212,21 +224,33 @@ def activations(job, stage, samples):
     of_block, of_begin = ({window: in_bytes(rows[window], each, job) for window, each in counts.items()}
                           for rows in (block, begin))
     blocks = [(of_begin if first and i == numbers[0] else of_block)[job.model.window_of(i)] for i in numbers]
+    n, (left, gradients) = len(blocks), left_of(job, samples)
+    begins, turns = slice == 0, slice == job.slices - 1     # forward's first slice; backward's
+    grown = n * (gradients * turns - (left + gradients) * begins)
+    left, gradients = n * left * begins, gradients * turns
     if job.checkpointing:
         inputs = count["whole"] * INPUT[job.precision]
         own_labels = any(row.what == "labels" for row in output)
-        labels = 8 * count["token"] * own_labels        # the program's: they stay
-        begins = first and job.adapters is not None     # what nothing is trained before keeps no input
-        own, most = together(before), 0
+        labels = 8 * count["token"] * own_labels * (job.slices == 1)        # the program's: they stay
+        alone = first and job.adapters is not None      # what nothing is trained before keeps no input
+        own, most, ran = together(before), 0, 0
         for i, rows in enumerate(blocks):       # each runs again when those behind it are through
             own += inputs
-            most = max(most, own + together(rows) - inputs * (i > 0 or not begins) + labels)
+            others = own - inputs * (i > 0 or not alone)        # its own input is among what it keeps
+            ran = max(ran, others + together(rows) + left / n * (i + 1))
+            most = max(most, others + rising(rows, gradients) + labels + gradients * (n - 1 - i))
         own += together(behind)
         for ahead, inputs, again, behind in of_depths:      # a depth is through before the one before it begins
             most = max(most, own + ahead + again)
             own += ahead + inputs + behind
-        return Kept(own, max(0, most - own), 0, 0)
+        return Kept(own, max(0, most - own), 0, 0, left, grown, ran)
     kept = sum(map(together, [before, *blocks, behind])) + sum(it.ahead + it.block + it.behind for it in of_depths)
+    if job.slices > 1:
+        now, most = together(before), kept
+        for i, rows in enumerate(blocks):
+            most = max(most, now + rising(rows, gradients) + gradients * (n - 1 - i))
+            now += together(rows)
+        return Kept(kept, most - kept, 0, 0, left, grown)
     if first:       # nobody waits for its input's gradient: all is left to W
         return Kept(kept, 0, 0, kept)
     now = most = 0
@@ -235,6 +259,20 @@ def activations(job, stage, samples):
         now += row.late - row.nbytes
         most = max(most, now)
     return Kept(kept, 0, most, kept + now)
+
+
+def left_of(job, samples):
+    """Bytes of the keys and values that a micro-batch's slices leave in a block, and of their gradients."""
+    features = job.model.features["key"] + job.model.features["value"]
+    elements = samples * job.time * features / job.tp * (job.slices > 1)
+    return elements * job.sizes["parameter"], elements * 4
+
+
+def rising(rows, gradients):
+    """The most bytes in the backward of a block with these rows, which from its attention on keeps gradients for
+    earlier slices."""
+    before = next((i for i, row in enumerate(rows) if row.what == "queries"), 0)
+    return max(together(rows), together(rows[:before]) + gradients)
 
 
 def _ends(job):

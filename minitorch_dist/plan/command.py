@@ -34,7 +34,7 @@ ACTIVATIONS = {"float32": "Activations: exact, what this library's tape keeps on
                "mixed": "Activations: a model, Megatron-LM's (Korthikanti et al. 2022)."}
 NOT_RUN = "The counts are of this library's layout, which itself trains several ranks in float32."
 TIME = ("Seconds: a model. Matrix products at the device's peak (real programs reach a third to a half: --flops), "
-        "rings at full\nbandwidth, equal stages, nothing overlaps.")
+        "rings at full\nbandwidth, equal stages and slices, nothing overlaps.")
 ALIKE = "Experts without a capacity: as if all were used alike."
 FROZEN = "Frozen: no gradient, no optimizer; sent in stage 3 only. Buffers: the largest matrix of 4 bits, taken apart."
 ALL_IN_4 = "In 4 bits is all that is frozen: embeddings and norms too, which QLoRA leaves in 16."
@@ -103,6 +103,7 @@ def add_command(commands):
     p.section("pipeline")
     p.add_argument("--schedule", default="1f1b", help=f"of the pipeline: {', '.join(SCHEDULES)}")
     p.add_argument("--chunks", type=int, default=1, help="of layers, per rank, in interleaved")
+    p.add_argument("--slices", type=int, default=1, help="in which sequences go through it, one after another")
     p.section("state")
     p.add_argument("--stage", type=int, help="of ZeRO, 0 to 3 (default: all that the mesh allows)")
     p.add_argument("--shard-over", type=int, help="ranks that share a copy of what ZeRO cuts (default: all)")
@@ -171,7 +172,8 @@ def plans_of(args):
               args.offload_optimizer, args.shard_over, args.state_bits, tiled_loss=args.tiled_loss,
               reshard_after_forward=args.reshard_after_forward, param_bits=args.param_bits,
               reduce_bits=args.reduce_bits, dispatch_bits=args.dispatch_bits, dispatch_once=args.dispatch_once,
-              experts_over=tuple(args.experts_over), optimizer=args.optimizer, fraction=args.fraction, **_lora(args))
+              experts_over=tuple(args.experts_over), optimizer=args.optimizer, fraction=args.fraction,
+              slices=args.slices, **_lora(args))
     return [plan(replace(job, stage=stage), device) for stage in stages]
 
 
@@ -187,7 +189,7 @@ def every_of(args):
     """([Plan] of every mesh, [why not] of those that can't be). ValueError where none can."""
     _check_numbers(args)
     given = {"--dp": args.dp is not None, "--tp": args.tp > 1, "--pp": args.pp > 1, "--chunks": args.chunks != 1,
-             "--schedule": args.schedule != "1f1b", "--tokens": args.tokens is not None,
+             "--slices": args.slices != 1, "--schedule": args.schedule != "1f1b", "--tokens": args.tokens is not None,
              "--shard-over": args.shard_over is not None, "--generate": args.generate is not None,
              **{f"--{_spelt(name)}": getattr(args, name) is not None
                 for name in ("reshard_after_forward", "param_bits", "reduce_bits", "dispatch_bits")},
@@ -288,8 +290,8 @@ def lines(plans, tokens=None, generate=None):
              f"{of_matrices(job)}",
              f"a step: {job.batch:,} sample{'s' * (job.batch > 1)} of {job.time:,} tokens, {flops:.4g} FLOPs "
              f"({rule_of_thumb(job)[0]}: {rule_of_thumb(job)[1] * work:.4g})"
-             + (f"; pipeline: {job.micro_batches} micro-batches, bubble {100 * plans[0].bubble:.1f} %"
-                if job.pp > 1 else ""), ""]
+             + (f"; pipeline: {job.micro_batches} micro-batches{f' in {job.slices} slices' * (job.slices > 1)}, bubble "
+                f"{100 * plans[0].bubble:.1f} %" if job.pp > 1 else ""), ""]
     found += [*held_table(plans), "", *time_table(plans), ""]
     if tokens:
         best = min(plans, key=lambda p: (not p.fits, p.seconds.step))

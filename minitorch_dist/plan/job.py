@@ -3,18 +3,28 @@
 from collections import Counter
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import accumulate
 from math import prod
+from typing import NamedTuple
 
 from ..data.loader import share
 from ..parallel.context.context import HOW
 from ..parallel.fsdp.zero import BYTES, BYTES_MIXED
 from ..parallel.pipelines.schedules import V_SHAPED, check_drawable, placement_of, schedule_of
+from ..parallel.pipelines.slices import equal_lengths
 from .adapters import BASE_BITS, NF4_BITS, Parameter, adapters_of, flow, linears, parameters_of
 from .optimizers import NUMBER, per_element
 from .refused import check
 
 PRECISIONS = {"mixed": BYTES_MIXED, "float32": BYTES}     # bytes per parameter as it is held, per element as it is sent
 MOST_LAYERS = 10_000    # that are gone through one by one: some seconds
+
+
+class Part(NamedTuple):
+    """Of a sequence: how many positions, and where they end, which is how many there are to look at."""
+
+    length: int
+    end: int
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,7 @@ class Job:
     batch          samples per step, over all ranks; time: tokens of each
     micro_batches  pieces in which a rank's samples run, through the pipeline or one after another
     schedule       of parallel/pipelines/schedules.py, with so many chunks of layers per rank
+    slices         of equal lengths, in which a pipeline's sequences go through it (parallel/pipelines/slices.py)
     sequence_parallel  False, True or "regather", as in parallel/tensor/tensor_parallel.py
     offload_optimizer  its state lies on the host, which makes the update (parallel/offload/offload.py)
     optimizer      of optimizers.OPTIMIZERS; fraction: of lines, or directions, that a step of Dion2, or Dion, is made
@@ -84,12 +95,13 @@ class Job:
     experts_over: tuple = ()
     optimizer: str = "adam"
     fraction: float | None = None
+    slices: int = 1
 
     def __post_init__(self):
-        for name in ("dp", "tp", "pp", "cp", "ep", "micro_batches", "batch", "time", "chunks"):
+        for name in ("dp", "tp", "pp", "cp", "ep", "micro_batches", "batch", "time", "chunks", "slices"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        check_drawable(self.schedule, self.pp, self.micro_batches, self.chunks)
+        check_drawable(self.schedule, self.pp, self.micro_batches, self.chunks, self.slices)
         if (self.model.layers or 0) > MOST_LAYERS:
             raise ValueError(f"{self.model.layers:,} layers: plan goes through them one by one, and takes at most "
                              f"{MOST_LAYERS:,}")
@@ -249,7 +261,18 @@ class Job:
     @cached_property
     def steps(self):
         """The schedule: for each of the pipeline's ranks a list of steps."""
-        return schedule_of(self.schedule, self.pp, self.micro_batches, self.chunks)
+        return schedule_of(self.schedule, self.pp, self.micro_batches, self.chunks, self.slices)
+
+    @property
+    def calls(self):
+        """How often a rank's layers run in a step: once for each micro-batch, or each slice of one."""
+        return self.micro_batches * self.slices
+
+    @cached_property
+    def parts(self):
+        """[Part] of a sequence, its slices."""
+        lengths = equal_lengths(self.time, self.slices)
+        return [Part(length, end) for length, end in zip(lengths, accumulate(lengths), strict=True)]
 
     @cached_property
     def placement(self):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import inf, prod
 
-from ..autodiff.ops.attention import band_of, pieces
+from ..autodiff.ops.attention import ALL, band_of, part_of_band, pieces
 from ..nn.latent import sizes_of
 from ..nn.linear_attention import OF_STATES
 from ..nn.moe import capacity_of
@@ -279,14 +279,20 @@ class GPT:
         names = list(self.block_flops(1, 1, window))
         return {name: more.get(name, (before,)) for before, name in zip([None, *names], names, strict=False)}
 
-    def scores(self, time, window):
-        """(how many scores a head makes of a sequence of so many positions, how many it keeps of each position)."""
-        if count := self.chosen(time, window):
+    def scores(self, time, window, end=None):
+        """(how many scores a head makes of so many positions of a sequence, how many it keeps of each position); end:
+        where they end, if others are before them."""
+        end = time if end is None else end
+        if count := self.chosen(end, window):
             seen = count * blocks_of(window)[1]
             return time * seen, seen
-        window = None if isinstance(window, str) else window
-        cut = [] if self.attention_dropout or self.sinks else pieces(time, time, band_of(True, window))
-        widths = [(rows.stop - rows.start, columns.stop - columns.start) for rows, columns, _ in cut] or [(time, time)]
+        band = band_of(True, None if isinstance(window, str) else window)
+        here, there = slice(end - time, end), slice(0 if band[0] is None else max(0, end - time - band[0]), end)
+        sources = there.stop - there.start
+        cut = [] if self.attention_dropout or self.sinks else pieces(
+            time, sources, part_of_band(band, here, there) or ALL)
+        widths = [(rows.stop - rows.start, columns.stop - columns.start) for rows, columns, _ in cut]
+        widths = widths or [(time, sources)]
         return sum(map(prod, widths)), max(width for _, width in widths)
 
     @staticmethod
@@ -296,15 +302,15 @@ class GPT:
         count, size = blocks_of(window) or (0, 1)
         return count if count < -(-time // size) else 0
 
-    def block_flops(self, tokens, time, window=None, cp=1):
+    def block_flops(self, tokens, time, window=None, cp=1, end=None):
         """{product: FLOPs} of a block with such a window, forward, of tokens in one call, which experts' empty rows
-        depend on; of sequences of `time` positions, of which each of cp ranks has a part.
+        depend on; of sequences of `time` positions, of which each of cp ranks has a part; end: as scores takes it.
         "attention.scores": of queries with keys; "attention.values": of what is made of them with values."""
         h, found = self.width, {}
         for name, shape in self._attention(1, window):
             if name == "attention.out.weight":
                 found |= states.flops(self, window, tokens, time, cp) if window in STATES else \
-                    self._scores_flops(tokens, time, window)
+                    self._scores_flops(tokens, time, window, end)
             if len(shape) == 2:
                 found[name.removesuffix(".weight")] = tokens * 2 * prod(shape)
         if self.experts:
@@ -314,9 +320,10 @@ class GPT:
         each = tokens * 2 * h * self.inner
         return found | {"mlp.0": self.gates * each, "mlp.2": each}
 
-    def _scores_flops(self, tokens, time, window):
-        scores = tokens * self.scores(time, window)[0] // time
-        choice = tokens * (time // blocks_of(window)[1]) if self.chosen(time, window) else 0
+    def _scores_flops(self, tokens, time, window, end):
+        end = time if end is None else end
+        scores = tokens * self.scores(time, window, end)[0] // time
+        choice = tokens * (end // blocks_of(window)[1]) if self.chosen(end, window) else 0
         return {"attention.scores": 2 * (scores + choice) * self.features["query"],
                 "attention.values": 2 * scores * self.features["result"]}
 

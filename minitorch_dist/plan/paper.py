@@ -7,6 +7,7 @@ bandwidth (comm/cost.py), and nothing overlaps. What is sent: sent.py; what is k
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import NamedTuple
 
@@ -334,16 +335,18 @@ def whole(module):
 
 def kept(job, place, stages):
     """The most bytes of activations at once, as the schedule goes."""
-    costs = {(number, samples): activations(job, stage, samples)
-             for number, stage in zip(job.placement[place], stages, strict=True) for samples in set(job.pieces)}
+    costs = {(number, samples, j): activations(job, stage, samples, j)
+             for number, stage in zip(job.placement[place], stages, strict=True) for samples in set(job.pieces)
+             for j in range(job.slices)}
     now = most = 0
     for step in job.steps[place]:
-        cost = costs[step.stage, job.pieces[step.micro_batch]]
+        cost = costs[step.stage, job.pieces[step.micro_batch], step.slice]
         if step.kind == FORWARD:
-            now += cost.until_backward
+            most = max(most, now + cost.in_forward)
+            now += cost.until_backward + cost.left
         elif step.kind == BACKWARD:
             most = max(most, now + cost.in_backward)
-            now -= cost.until_backward
+            now += cost.grown - cost.until_backward
         elif step.kind == INPUT:
             most = max(most, now + cost.in_input)
             now += cost.late - cost.until_backward
@@ -369,9 +372,10 @@ def flops_of(job, stages):
              *["attention.down"] * (not job.sequence_parallel))
     tiles = job.tiled_loss * (1 + (parted and trained))
     found = last * (2 + trained + tiles) * job.model.output_flops(job.samples * time)
-    for samples, times in Counter(job.pieces).items():
+    for (samples, part), times in Counter(product(job.pieces, job.parts)).items():
         for count, window, flow in job.flows(stages):
-            for name, flops in job.model.block_flops(samples * time, job.time, window, job.cp).items():
+            for name, flops in job.model.block_flops(samples * part.length // job.cp, part.length, window, job.cp,
+                                                     part.end).items():
                 back = flow[name][0] + (trained and name not in OWN)
                 alike = job.tp if name.startswith(whole) else 1
                 found += alike * times * count * (forward + back) * flops

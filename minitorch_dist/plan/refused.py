@@ -2,13 +2,14 @@
 
 from math import inf, lcm
 
-from ..nn.windows import as_text, blocks_of, windows_of
+from ..nn.windows import STATES, as_text, blocks_of, windows_of
 from ..parallel.experts.moe import dispatched_in
-from ..parallel.pipelines.schedules import SCHEDULES, V_SHAPED, WEIGHT
+from ..parallel.pipelines.schedules import SCHEDULES, SLICED, V_SHAPED, WEIGHT
 from ..parallel.tensor.sequence_parallel import check_choice
 from .adapters import BASE_BITS
 from .optimizers import OPTIMIZERS, takes_pieces
 
+UNCUT = tuple(name for name in SLICED if not name.startswith("zb"))
 EXPERTS_OVER = {"cp": "--cp", "tp": "--tp and --sequence-parallel"}     # axis -> what its ranks share sequences by
 
 
@@ -238,6 +239,29 @@ def _check_experts(job):
                          "compete: take --tp with --sequence-parallel, or experts without a capacity")
 
 
+def _check_slices(job):
+    """ValueError where a pipeline's sequences can't come in slices, or plan has no table of that."""
+    if job.slices == 1:
+        return
+    model, given = job.model, f"--slices {job.slices}"
+    if job.pp == 1 or job.schedule not in UNCUT:
+        raise ValueError(f"{given} with --pp {job.pp} --schedule {job.schedule}: plan has tables of slices in "
+                         f"pipelines whose backward is uncut: take --pp 2 or more, and --schedule {' or '.join(UNCUT)}")
+    if job.time < job.slices:
+        raise ValueError(f"{given} of {job.time} positions: each must have one at least")
+    if job.sequence_parallel and job.time % (job.slices * job.tp):
+        raise ValueError(f"{given} of {job.time} positions, which tp={job.tp} ranks divide once more: "
+                         f"--sequence-length must be a multiple of {job.slices * job.tp}")
+    for beside, there in (("--cp", job.cp > 1), ("--experts, whose loss is of all positions", model.experts),
+                          ("--attention-dropout", model.attention_dropout), ("--predict", job.depth),
+                          ("--lora-rank", job.frozen),
+                          (f"--window {as_text(windows_of(model.window))}",
+                           {*STATES} & {model.window_of(i) for i in range(model.layers)})):
+        if there:
+            raise ValueError(f"{given} with {beside}: they don't go together, or plan has no table of both: leave one "
+                             "of them out")
+
+
 def _check_schedule(job):
     if job.schedule not in SCHEDULES:
         raise ValueError(f"schedule {job.schedule!r}: take one of {', '.join(SCHEDULES)}")
@@ -245,9 +269,10 @@ def _check_schedule(job):
         raise ValueError(f"{job.chunks} chunks per rank are for --schedule interleaved and --pp 2 or more")
     if job.schedule != "1f1b" and job.pp == 1:
         raise ValueError(f"--schedule {job.schedule} is for --pp 2 or more")
-    if job.schedule == "interleaved" and job.micro_batches % job.pp:
+    if job.schedule == "interleaved" and job.calls % job.pp:
         raise ValueError(f"interleaved: pp={job.pp} must divide the {job.micro_batches} micro-batches: take "
                          f"--micro-batches {-(-job.micro_batches // job.pp) * job.pp}")
+    _check_slices(job)
     in_two = any(step.kind == WEIGHT for step in job.steps[0])
     if in_two and job.checkpointing:
         raise ValueError(f"schedule {job.schedule} with --checkpointing: a block that is computed again makes all "

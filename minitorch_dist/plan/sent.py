@@ -97,8 +97,8 @@ def gradients(job, axis, ranks, nbytes):
 
 
 def _tokens(job):
-    """Of a micro-batch, on a rank: the mean."""
-    return job.samples / job.micro_batches * job.time / job.cp
+    """Of a call, of a micro-batch or a slice of one, on a rank: the mean."""
+    return job.samples / job.calls * job.time / job.cp
 
 
 def tensor_parallel(job, place, stages):
@@ -115,7 +115,7 @@ def tensor_parallel(job, place, stages):
     (parallel/tensor/sequence_parallel.py, mixtures.py). Gradients of norms of queries and keys are summed in any case.
     """
     blocks, first, last = sum(len(s[0]) for s in stages), any(s[1] for s in stages), any(s[2] for s in stages)
-    m, tokens, adapters = job.micro_batches, _tokens(job), job.adapters
+    m, tokens, adapters = job.calls, _tokens(job), job.adapters
     nbytes, gsize = tokens * job.model.width * job.sizes["parameter"], job.sizes["gradient"]
     flows, times = job.flows(stages), 2 if job.checkpointing else 1
     taken, forward = (times * number_of(flows, names) for names in (COLUMNS, ROWS))
@@ -134,7 +134,7 @@ def tensor_parallel(job, place, stages):
         found = [("all_gather", nbytes, m * (taken + last + left + first * trained + again)),
                  ("reduce_scatter", nbytes, m * (forward + first + entered + last)),
                  ("all_reduce", job.model.width * gsize, m * vectors),
-                 ("all_gather", job.time / job.cp * job.model.width * gsize, m * first * gpt * trained)]
+                 ("all_gather", job.time / job.slices / job.cp * job.model.width * gsize, m * first * gpt * trained)]
         if "tp" in job.experts_over:
             found += own_positions(job, blocks, times)
     else:
@@ -182,7 +182,7 @@ def number_of(flows, names, weight=lambda *_: 1):
 def latents(job, flows):
     """What latents send beside the other columns: a message each of the queries' latents, those of keys and values and
     the key; with sequence parallelism also the sums of gradients of what makes them."""
-    sizes, gsize, m = job.model.latent, job.sizes["gradient"], job.micro_batches
+    sizes, gsize, m = job.model.latent, job.sizes["gradient"], job.calls
     blocks = m * sum(count for count, *_ in flows)
     enter = {"attention.q": sizes.q_rank or job.model.width, "attention.kv": sizes.kv_rank, None: sizes.rope_size}
     nbytes = {name: _tokens(job) * features * job.sizes["parameter"] for name, features in enter.items()}
@@ -231,7 +231,7 @@ def pipeline_parallel(job, place, stages):
                    for other in (stage - 1, stage + 1) if 0 <= other <= last)
     features = job.model.width + bool(job.model.experts)        # the auxiliary loss goes along
     nbytes = _tokens(job) * features * job.sizes["parameter"] / (job.tp if job.sequence_parallel else 1)
-    found = [Collective("pp", job.pp, "send", nbytes, messages * job.micro_batches)]
+    found = [Collective("pp", job.pp, "send", nbytes, messages * job.calls)]
     ends = {owners[0], owners[last]}
     if job.copied and job.adapters is None and place in ends and len(ends) == 2:
         elements = -(-job.model.vocabulary // job.tp) * job.model.width / (job.shards if job.stage else 1)

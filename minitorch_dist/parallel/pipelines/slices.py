@@ -55,6 +55,11 @@ KEEPS = "attention keeps what a slice of its sequences leaves for the next one"
 NO_TANGENTS = "what a slice of a pipeline leaves for later ones has a gradient, and no tangent"
 
 
+def equal_lengths(time, slices):
+    """The lengths of so many slices of `time` positions, the first ones longer by one where they can't be equal."""
+    return [hi - lo for lo, hi in (share(time, j, slices) for j in reversed(range(slices)))]
+
+
 def lengths_of_equal_work(time, slices, ratio):
     """The lengths of so many slices of `time` positions that all take as long: a list of whole numbers.
 
@@ -275,7 +280,7 @@ class Slices:
                              "both must be (batch, time, …), a label for each position")
         time, lengths = inputs[1], self.lengths
         if lengths is None:
-            lengths = [hi - lo for lo, hi in (share(time, j, self.count) for j in reversed(range(self.count)))]
+            lengths = equal_lengths(time, self.count)
         if sum(lengths) != time or min(lengths) < 1:
             raise ValueError(f"Pipeline: sequences of {time} positions, in {self.count} slices of "
                              f"{', '.join(map(str, lengths))}: they must add up, and none may be empty")
