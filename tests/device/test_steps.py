@@ -14,6 +14,7 @@ from minitorch_dist.data import Loader
 from minitorch_dist.nn.multi_token import speculate
 from minitorch_dist.parallel import DistributedDataParallel
 from minitorch_dist.parallel.experts import expert_bias
+from minitorch_dist.parallel.pipelines import Pipeline, schedule_of
 
 from .fake_cupy import installed, launches, transfers
 
@@ -147,6 +148,26 @@ def test_every_model_trains_to_the_same_bits_without_hidden_copies(name):
     # Up: inputs and labels, and dropout's numbers. Down: the loss, and with it the answers of the checks; and how many
     # rows each expert has, where they have no capacity.
     assert there[3] == {"up": 2 + dropouts, "down": 2 + ("without a capacity" in name) + 2 * ("blocks" in name)}
+
+
+@pytest.mark.parametrize("window, down", [((3, None), 0), (("linear", "delta"), 0), ("2x2", 16)])
+def test_sequences_in_slices_do_so_too(window, down):
+    """Up, of each of six pieces: inputs, labels, its places; numbers and places of five dropouts. Down: its loss, and
+    the answer of the check; of chosen blocks how many rows each has, there and back, where there are more than two."""
+    def trained(device):
+        mt.manual_seed(1)
+        model = nn.GPT(11, 7, layers=2, heads=4, dim=8, dropout=0.2, window=window).to(device)
+        pipeline = Pipeline([model], comm.communicator.world_of_one(), schedule_of("1f1b", 1, 2, slices=3))
+        transfers.clear()
+        loss = pipeline.run(next(Loader(*text(), BATCH).epoch(0)), lambda y, labels: nn.cross_entropy(
+            y, labels, reduction="sum"), seed=3, step=0, units=7)
+        copies = dict(transfers)
+        return loss, [backend.to(p.grad.data, "cpu") for p in model.parameters()], copies
+    here, there = map(trained, ("cpu", "cuda"))
+    assert here[0] == there[0]
+    for mine, other in zip(here[1], there[1], strict=True):
+        np.testing.assert_array_equal(mine, other)
+    assert there[2] == {"up": 6 * (3 + 2 * 5), "down": 6 * 2 + down}
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
