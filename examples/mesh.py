@@ -47,7 +47,8 @@ SIZES = {"layers": (4, "blocks"), "heads": (4, "attention heads"), "dim": (64, "
          "length": (8, "characters that the model sees"), "batch_size": (128, "samples per step, over all ranks"),
          "steps": (600, "optimizer steps")}
 ALIASES = {"dim": ["--width"], "length": ["--sequence-length"], "batch_size": ["--batch"]}       # as plan calls them
-CUTS = ("zero", "schedule", "chunks", "micro_batches", "slices", "cp_by", "sequence_parallel", "experts_over", "compile")
+CUTS = ("zero", "schedule", "chunks", "micro_batches", "slices", "cp_by", "sequence_parallel", "experts_over",
+        "compile")
 EXPERTS = ("cp,ep", "cp,ep,tp", "cp,tp", "ep,tp")       # ranks that divide them; what these send is ep's
 HELD = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer"}
 NOTE = ("counted: with norms for clipping, and the whole batch's tokens; on paper: as if each token were a target, and "

@@ -1,6 +1,7 @@
 """All ranks' timelines in one picture."""
 
 from ..ledger import Span
+from ..parallel.pipelines.schedule_steps import slices_of
 from ..parallel.pipelines.schedules import NAMES, label
 from ..timeline import Timeline
 from .figure import drawn
@@ -43,7 +44,8 @@ def schedule(played, path, title):
     """Draw a pipeline's schedule as it was played (parallel/pipelines/schedules.py) into the file `path`."""
     made = Timeline()
     stages = [sorted({step.stage for *_, step in row}) for row in played.spans]
-    made.spans = [[Span("compute", NAMES[step.kind], begin, end, label(step, own)) for begin, end, step in row]
+    slices = slices_of([step for *_, step in row] for row in played.spans)
+    made.spans = [[Span("compute", NAMES[step.kind], begin, end, label(step, own, slices)) for begin, end, step in row]
                   for row, own in zip(played.spans, stages, strict=True)]
     timeline(made, path, title, "times of a forward")
 
