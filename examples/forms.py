@@ -30,6 +30,7 @@ FORMS = {       # name -> the options of mesh.py; N: all ranks
     "ring": "--cp N",
     "all-to-all": "--cp N --cp-by all_to_all",
     "pipeline": "--pp N --micro-batches 4",
+    "+ slices": "--pp N --micro-batches 4 --slices 4",
     "ZeRO 1 × tensor": "--tp N/2 --zero 1",
 }
 MODEL = "--layers 8 --heads 4 --dim 128 --length 64 --batch-size 8 --dtype float64"

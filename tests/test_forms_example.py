@@ -7,7 +7,7 @@ import pytest
 from tests import crews
 
 PROGRAM = Path(__file__).parents[1] / "examples" / "forms.py"
-FORMS = "data parallel", "ZeRO 1", "ZeRO 3", "tensor", "ring", "pipeline"
+FORMS = "data parallel", "ZeRO 1", "ZeRO 3", "tensor", "ring", "pipeline", "+ slices"
 
 
 @pytest.mark.thorough
@@ -24,8 +24,8 @@ def test_the_table_and_the_picture(tmp_path):
     parameters, gradients, optimizer, activations, buffers, sent = rows["data parallel"]
     assert (gradients, optimizer, buffers) == pytest.approx((parameters, 2 * parameters, 0), abs=1)
     assert sent == pytest.approx(parameters, rel=0.01)      # 2(N - 1)/N, of N = 2
-    one, three, tensor, ring, pipeline = (rows[name] for name in FORMS[1:])
-    assert all(row.pop() < 1e-12 for row in (one, three, tensor, ring, pipeline))
+    one, three, tensor, ring, pipeline, slices = (rows[name] for name in FORMS[1:])
+    assert all(row.pop() < 1e-12 for row in (one, three, tensor, ring, pipeline, slices))
     # Units are padded to ranks · 4,096 elements.
     assert one == pytest.approx([parameters, gradients, optimizer / 2, activations, 0, sent], rel=0.1)
     assert three == pytest.approx([parameters / 2, three[1], optimizer / 2, activations, three[4], 1.5 * sent], rel=0.1)
@@ -38,6 +38,9 @@ def test_the_table_and_the_picture(tmp_path):
     assert ring[:5] == pytest.approx([parameters, gradients, optimizer, activations, 0], rel=0.05)
     assert ring[5] > 1.3 * sent
     assert pipeline[0] == pytest.approx(parameters / 2, rel=0.05) and pipeline[5] < sent / 4
+    # Of 2 ranks the first holds 5 slices of 4 micro-batches' 16, the second 4 and the output layer's, in place of 2.
+    assert slices[:3] == pytest.approx(pipeline[:3], rel=0.05) and slices[5] == pytest.approx(pipeline[5], rel=0.01)
+    assert 5 / 8 * 0.8 * pipeline[3] < slices[3] < 5 / 8 * 1.3 * pipeline[3]
 
 
 @pytest.mark.parametrize("flags, words", [
