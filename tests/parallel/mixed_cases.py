@@ -234,6 +234,25 @@ def one_rank_has_nan(cut):
     return found
 
 
+def overflowing_sums():
+    """{(kind, exact): whether the step was left out} of eight rows; their gradients, times the factor, are 8,192 each,
+    or four times 32,768 and four times -32,768."""
+    world, found = comm.world(), {}
+    for kind, rows in (("alike", [1.0] * 8), ("opposite", [4.0] * 4 + [-4.0] * 4)):
+        for exact in (False, True):
+            model = DistributedDataParallel(nn.Linear(1, 1, bias=False), world, exact=exact)
+            scaler, optimizer = optim.GradScaler(2.0 ** 13), optim.SGD(model.parameters(), lr=0.1)
+            loader = data.Loader(np.array(rows, np.float32)[:, None], np.zeros(8), 8, rank=world.rank, size=world.size,
+                                 shuffle=False, micro_shards=8 if exact else 1)
+            with divergence.quiet():
+                for shard in next(loader.epoch(0)).shards:
+                    with mt.autocast("float16"):
+                        scaler.scale(mt.sum(model(shard.inputs))).backward()
+                scaler.step(optimizer)
+            found[kind, exact] = scaler.found_inf(optimizer)
+    return found
+
+
 # ---------------------------------------------------------------- memory
 
 def gathered():

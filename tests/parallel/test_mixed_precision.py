@@ -97,6 +97,14 @@ def test_inf_on_one_rank_is_everybody_s(cut):
             assert steps == [(True, 256.0), (False, 128.0), (True, 128.0)]
 
 
+def test_a_sum_overflows_where_it_is_rounded_to_float16_and_in_exact_mode_that_is_the_same_on_any_ranks():
+    """65,536 is more than float16 holds, 32,768 isn't; what ranks add up is float32."""
+    for n in (1, 2, 4):
+        expected = {("alike", False): n == 1, ("opposite", False): n > 1, ("alike", True): False,
+                    ("opposite", True): False}
+        assert crews.call(CASES + "overflowing_sums", n) == [expected] * n
+
+
 # ---------------------------------------------------------------- models that are cut
 
 @pytest.mark.parametrize("cut, whole", [("tensor", "whole"), ("sequence", "whole"), ("experts", "whole experts")])
