@@ -10,14 +10,38 @@ STREAM = "numbers come from a stream: {} of mt.backend.stream(\"what for\", seed
 WRITE = "under mt.no_grad(): p[...] = values; p += y, p -= y, p *= y, p /= y"
 INITIAL = "nn.init's functions give arrays: under mt.no_grad(), p[...] = nn.init.{}; or a layer's weight_init="
 NONE = "there is none; {}"
+COPY = "x + 0.0 is a copy that is differentiated; mt.tensor(x.numpy()) one that isn't"
+SCHEDULE = "mt.optim.LambdaLR(optimizer, a function of the step), as mt.optim.cosine gives one"
+IN_NUMPY = "np.{}(x.numpy())"
 
 NAMES = {
     "minitorch_dist": {
-        **dict.fromkeys(("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "long", "double", "half"),
+        **dict.fromkeys(("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "long", "double", "half",
+                         "float", "int", "bool", "dtype", "finfo"),
                         "dtypes are NumPy's, or their names: np.float32, \"float32\""),
+        **dict.fromkeys(("pi", "inf", "nan"), "numbers are NumPy's: np.pi, np.inf, np.nan"),
+        **dict.fromkeys(("array", "asarray", "FloatTensor", "LongTensor"), "mt.tensor(values, dtype), a copy"),
         **{old: f"mt.{new}: {NUMPY}" for old, new in (
             ("cat", "concatenate"), ("concat", "concatenate"), ("clamp", "clip"), ("mm", "matmul"), ("bmm", "matmul"),
-            ("unsqueeze", "expand_dims"), ("permute", "transpose"), ("gather", "take_along_axis"))},
+            ("unsqueeze", "expand_dims"), ("permute", "transpose"), ("gather", "take_along_axis"),
+            ("take_along_dim", "take_along_axis"), ("movedim", "moveaxis"), ("swapdims", "swapaxes"),
+            ("repeat_interleave", "repeat"), ("range", "arange"), ("empty_like", "zeros_like"))},
+        **{old: f"mt.{new}, or the operator" for old, new in (
+            ("multiply", "mul"), ("subtract", "sub"), ("divide", "div"), ("negative", "neg"), ("gt", "greater"),
+            ("ge", "greater_equal"), ("lt", "less"), ("le", "less_equal"), ("eq", "equal"), ("ne", "not_equal"))},
+        **dict.fromkeys(("vstack", "hstack"), "mt.concatenate(xs, axis); mt.stack(xs) makes rows of vectors"),
+        **{old: IN_NUMPY.format(old) for old in ("unique", "nonzero", "median", "histogram", "count_nonzero")},
+        "isinf": "~(mt.isfinite(x) | mt.isnan(x))",
+        "isclose": "np.isclose(x.numpy(), y.numpy())",
+        "nan_to_num": "mt.where(mt.isnan(x), 0.0, x)",
+        "log2": "mt.log(x) / np.log(2)",
+        "log10": "mt.log(x) / np.log(10)",
+        "unbind": "list(x)",
+        "rand_like": "mt.rand(x.shape, dtype=x.dtype)",
+        "clone": COPY,
+        "Parameter": "mt.nn.Parameter(values)",
+        "Size": "a shape is a tuple",
+        "set_num_threads": "OMP_NUM_THREADS and OPENBLAS_NUM_THREADS, set before Python starts",
         **dict.fromkeys(("tril", "triu"), "by a mask of NumPy's: mt.where(np.tril(np.ones((t, t), bool)), x, 0.0)"),
         **{old: STREAM.format(new) for old, new in (
             ("randint", "integers"), ("randperm", "permutation"), ("multinomial", "choice"))},
@@ -104,6 +128,7 @@ NAMES = {
         **dict.fromkeys(("DataLoader", "DistributedSampler"),
                         "mt.data.Loader(inputs, labels, batch_size, rank=…, size=…), of two arrays"),
         "TensorDataset": "mt.data.Arrays(inputs, labels)",
+        **dict.fromkeys(("Subset", "random_split"), "slices of the arrays: mt.data.Loader(inputs[:n], labels[:n], …)"),
         "ConcatDataset": "mt.data.Mixture, with weights; mt.data.StoredTokens takes several files",
     },
     "minitorch_dist.comm": {
@@ -111,6 +136,13 @@ NAMES = {
         "init_device_mesh": "mt.comm.DeviceMesh(dp=2, tp=-1)",
         "get_rank": "mt.comm.world().rank",
         "get_world_size": "mt.comm.world().size",
+        **{name: f"mt.comm.world().{name}, of arrays" for name in (
+            "all_reduce", "broadcast", "all_gather", "reduce_scatter", "send", "recv", "barrier")},
+        "new_group": "mt.comm.world().split(color), on all ranks",
+        "is_initialized": "mt.comm.world() is there always; alone its size is 1",
+        "destroy_process_group": "leave it out: the end of the program does it",
+        "ReduceOp": "ops are names: world.all_reduce(x, \"max\")",
+        "COMM_WORLD": "mt.comm.world()",
     },
     "minitorch_dist.parallel": {
         **dict.fromkeys(("FullyShardedDataParallel", "FSDP"), "mt.parallel.fully_shard(model, comm, stage=3)"),
@@ -122,8 +154,9 @@ NAMES = {
                         "from minitorch_dist.parallel.pipelines import Pipeline, cut_gpt, cut_sequential"),
     },
     "minitorch_dist.optim": {
-        **dict.fromkeys(("lr_scheduler", "StepLR", "ExponentialLR", "OneCycleLR"),
-                        "mt.optim.LambdaLR(optimizer, a function of the step), as mt.optim.cosine gives one"),
+        **dict.fromkeys(("lr_scheduler", "StepLR", "MultiStepLR", "ExponentialLR", "OneCycleLR", "LinearLR",
+                         "ConstantLR", "PolynomialLR", "SequentialLR", "ChainedScheduler", "MultiplicativeLR",
+                         "CyclicLR", "CosineAnnealingWarmRestarts"), SCHEDULE),
         "CosineAnnealingLR": "mt.optim.LambdaLR(optimizer, mt.optim.cosine(steps, warmup))",
         "EMA": "averages of weights are in minitorch_dist.compress: ExponentialMovingAverage",
         **dict.fromkeys(("RMSprop", "NAdam", "RAdam", "Adamax", "Adadelta", "Rprop"),
@@ -139,15 +172,57 @@ NAMES = {
         "defaults": "each group of optimizer.param_groups has all settings",
     },
     "LambdaLR": {
-        "get_last_lr": "the rates stand in optimizer.param_groups, of each group its \"lr\"",
+        **dict.fromkeys(("get_last_lr", "get_lr"),
+                        "the rates stand in optimizer.param_groups, of each group its \"lr\""),
+        "last_epoch": "schedule.steps",
         **dict.fromkeys(("state_dict", "load_state_dict"), "it has no state but .steps: schedule.go_to(steps)"),
+    },
+    "Communicator": {
+        **{old: f"world.{new}" for old, new in (
+            ("Get_rank", "rank"), ("get_rank", "rank"), ("Get_size", "size"), ("get_world_size", "size"),
+            ("Barrier", "barrier()"), ("Split", "split(color)"), ("new_group", "split(color)"))},
+        **{old: f"world.{new}, of arrays; of other things world.broadcast_object, world.all_gather_object"
+           for old, new in (("allreduce", "all_reduce"), ("Allreduce", "all_reduce"), ("bcast", "broadcast"),
+                            ("Bcast", "broadcast"), ("allgather", "all_gather"), ("Allgather", "all_gather"),
+                            ("all_gather_into_tensor", "all_gather"), ("reduce_scatter_tensor", "reduce_scatter"),
+                            ("alltoall", "all_to_all"), ("Send", "send"), ("Recv", "recv"))},
     },
     "Tensor": {
         "t": "x.T",
         "round": "mt.floor(x + 0.5)",
         "mT": "x.swapaxes(-1, -2)",
         "contiguous": "leave it out: view and reshape copy where they must",
-        "clone": "x + 0.0 is a copy that is differentiated; mt.tensor(x.numpy()) one that isn't",
+        **dict.fromkeys(("clone", "copy"), COPY),
+        **{old: f"x {op} y" for old, op in (("multiply", "*"), ("subtract", "-"), ("divide", "/"),
+                                            ("true_divide", "/"))},
+        **dict.fromkeys(("view_as", "reshape_as"), "x.reshape(y.shape)"),
+        **{old: f"x.{new}" for old, new in (("movedim", "moveaxis"), ("swapdims", "swapaxes"), ("ndimension", "ndim"),
+                                            ("take_along_dim", "gather"), ("unflatten", "reshape"),
+                                            ("get_device", "device"))},
+        **{old: IN_NUMPY.format(old) for old in ("unique", "median")},
+        **dict.fromkeys(("tril", "triu"), "by a mask of NumPy's: mt.where(np.tril(np.ones((t, t), bool)), x, 0.0)"),
+        "quantile": "np.quantile(x.numpy(), q)",
+        "negative": "-x",
+        "expand_as": "x.expand(y.shape)",
+        "is_contiguous": "leave it out: view and reshape copy where they must",
+        "detach_": "x = x.detach()",
+        "new_ones": "mt.ones(shape, dtype=x.dtype)",
+        "new_full": "mt.full(shape, value, dtype=x.dtype)",
+        "new_empty": "mt.zeros(shape, dtype=x.dtype)",
+        "new_tensor": "mt.tensor(values, dtype=x.dtype)",
+        "is_floating_point": "mt.backend.is_floating(x.dtype)",
+        **dict.fromkeys(("element_size", "itemsize"), "x.dtype.itemsize"),
+        "nbytes": "x.data.nbytes",
+        "allclose": "np.allclose(x.numpy(), y.numpy())",
+        "equal": "np.array_equal(x.numpy(), y.numpy())",
+        "where": "mt.where(condition, x, y)",
+        "outer": "mt.outer(x, y)",
+        "cumprod": NONE.format("of numbers above 0 mt.exp(mt.cumsum(mt.log(x), axis))"),
+        "isinf": "~(mt.isfinite(x) | mt.isnan(x))",
+        "nan_to_num": "mt.where(mt.isnan(x), 0.0, x)",
+        "masked_select": "x[mask]",
+        "select": "x[:, i] for dim 1",
+        "narrow": "x[:, start:start + length] for dim 1",
         "type": "x.to(dtype)",
         "type_as": "x.to(y.dtype)",
         "new_zeros": "mt.zeros(shape, dtype=x.dtype)",
@@ -158,11 +233,11 @@ NAMES = {
         "roll": "mt.concatenate([x[-n:], x[:-n]])",
         "unbind": "list(x); along another axis: list(x.moveaxis(dim, 0))",
         "nonzero": "np.nonzero(x.numpy())",
-        "scatter": "x.at[index].set(values)",
-        "scatter_add": "x.at[index].add(values)",
+        **dict.fromkeys(("scatter", "scatter_"), "x.at[index].set(values)"),
+        **dict.fromkeys(("scatter_add", "scatter_add_", "index_add", "index_add_"), "x.at[index].add(values)"),
         **dict.fromkeys(("add_", "sub_", "mul_", "div_", "copy_", "fill_", "zero_", "normal_", "uniform_",
-                         "clamp_", "clip_", "exp_", "sqrt_", "neg_", "masked_fill_", "addcmul_", "addcdiv_", "lerp_"),
-                        WRITE),
+                         "clamp_", "clip_", "exp_", "sqrt_", "neg_", "masked_fill_", "addcmul_", "addcdiv_", "lerp_",
+                         "relu_", "sigmoid_", "tanh_", "square_"), WRITE),
     },
     "Module": {
         **dict.fromkeys(("float", "double", "half", "bfloat16"), "model.to(\"float32\"), before its optimizer is made"),
@@ -196,6 +271,8 @@ SETTINGS = {
     **dict.fromkeys(("gradient_as_bucket_view", "static_graph"), "leave it out: it is always so"),
     **dict.fromkeys(("mesh", "device_mesh"), "comm=, an axis of it: mesh[\"dp\"]"),
     "process_group": "comm=, mt.comm.world() or an axis of a mesh",
+    **dict.fromkeys(("fused", "foreach", "capturable"), "leave it out: a step is one pass over flat arrays always"),
+    "maximize": "negate the loss",
 }
 
 

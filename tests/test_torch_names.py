@@ -10,10 +10,10 @@ import minitorch_dist as mt
 from minitorch_dist import nn
 from minitorch_dist.torch_names import NAMES
 
-OWNERS = {"Tensor": lambda: mt.ones(2, 3), "Module": lambda: nn.Linear(2, 3),
+OWNERS = {"Communicator": mt.comm.world_of_one, "Tensor": lambda: mt.ones(2, 3), "Module": lambda: nn.Linear(2, 3),
           "Optimizer": lambda: mt.optim.SGD(nn.Linear(2, 3).parameters()),
           "LambdaLR": lambda: mt.optim.LambdaLR(mt.optim.SGD(nn.Linear(2, 3).parameters()), mt.optim.constant())}
-RECOMMENDED = re.compile(r"\b(?:mt|nn)(?:\.[A-Za-z_]\w*)+|\b(?:x|y|model)\.([a-z_]+)")
+RECOMMENDED = re.compile(r"\b(?:mt|nn)(?:\.[A-Za-z_]\w*)+|\b(?:x|y|model|world)\.([a-z_]+)")
 
 
 def owner_of(table):
@@ -27,7 +27,8 @@ def test_a_name_that_is_not_here_says_what_to_take_and_that_is_here(table, name)
     with pytest.raises(AttributeError, match=re.escape(f"{name!r}. Here: {text}")):
         getattr(owner, name)
     for found in RECOMMENDED.finditer(text):
-        value = {"mt": mt, "nn": nn, "x": OWNERS["Tensor"](), "y": OWNERS["Tensor"](), "model": OWNERS["Module"]()}
+        value = {"mt": mt, "nn": nn, "x": OWNERS["Tensor"](), "y": OWNERS["Tensor"](), "model": OWNERS["Module"](),
+                 "world": OWNERS["Communicator"]()}
         first, *rest = found[0].split(".")
         value = value[first]
         for attribute in rest:
@@ -79,6 +80,8 @@ def test_casts_sizes_and_moves_have_torchs_names():
     assert (x.numel(), x.dim()) == (3, 2) and x.bool().tolist() == [[False, True, True]]
     assert x.to("cpu", np.float64).dtype == x.to(dtype="float64").dtype == x.to(device="cpu", dtype="float64").dtype
     assert x.to(device="cpu").dtype == np.float32
+    assert x.size == 3 and x.var(False) == x.var(unbiased=False) == x.var(correction=0) == np.float32(37 / 18)
+    assert x.std(True) == x.std(-1, unbiased=True) == x.std() == np.float32(37 / 12) ** np.float32(0.5)
     x.double().square().sum().backward()
     assert x.grad.dtype == np.float32 and x.grad.tolist() == [[0.0, 3.0, -4.0]]
 
@@ -94,8 +97,12 @@ def test_casts_sizes_and_moves_have_torchs_names():
     (lambda x: nn.Linear(2, 3, device="cuda"), r'Linear takes no device=. Here: model.to\("cuda"\)'),
     (lambda x: mt.parallel.DistributedDataParallel(nn.Linear(2, 3), device_ids=[0]), "takes no device_ids=. Here"),
     (lambda x: mt.parallel.fully_shard(nn.Linear(2, 3), mesh=None), "FullySharded takes no mesh=. Here: comm="),
+    (lambda x: mt.optim.Adam(nn.Linear(2, 3).parameters(), fused=True), "Adam takes no fused=. Here: leave it out"),
     (lambda x: nn.Linear(2, 3, wide=True), "unexpected keyword argument 'wide'"),
     (lambda x: nn.Sequential([nn.ReLU()]), r"Sequential.0 must be a Module, got list: .* \*layers"),
+    (lambda x: mt.tensor([x[0], x[1]]), r"a list of Tensors, .* mt.stack\(values\) keeps them"),
+    (lambda x: repr(mt.Tensor([1.0])), r"made of a list, and Tensor\(…\) takes an array .* mt.tensor\(values\)"),
+    (lambda x: mt.Tensor(2, 3).shape, r"made of a int, .* mt.zeros\(shape\)"),
     (lambda x: nn.Sequential(mt.relu), r"Sequential.0 must be a Module, got function: call it in a Module's forward"),
 ])
 def test_torchs_arguments_say_what_they_are_here(call, message):
@@ -127,6 +134,11 @@ def test_what_torch_and_numpy_mean_otherwise_is_refused():
             mt.dot(y, x)
     with pytest.raises(ValueError, match=r"dot: shapes \(\) and \(\): it takes vectors"):
         mt.dot([[1, 2]], [[3, 4]])
+    for y in (x, mt.ones(2, dtype=np.float64), mt.ones(4, 2, 5, dtype=np.float64)):
+        with pytest.raises(ValueError, match=r"matmul: shapes \(2, 3\) and .* x has rows of 3, and y columns of 2$"):
+            x @ y       # noqa: B018
+    with pytest.raises(ValueError, match=r"could not be broadcast"):
+        mt.ones(2, 3, 4) @ mt.ones(3, 4, 2)     # noqa: B018
 
 
 def test_what_a_wrapper_lacks_its_model_may_have():

@@ -93,14 +93,23 @@ def repeat(x, *repeats):
     return ops.tile(x, _several(repeats))
 
 
-def var(x, axis=None, correction=1, keepdims=False):
+def var(x, axis=None, correction=1, keepdims=False, unbiased=None):
     """As the function var, but divided by count - 1 unless told otherwise: torch's default."""
+    axis, correction = _corrected(axis, correction, unbiased)
     return ops.var(x, axis, keepdims, correction)
 
 
-def std(x, axis=None, correction=1, keepdims=False):
+def std(x, axis=None, correction=1, keepdims=False, unbiased=None):
     """As the function std, but with torch's default correction of 1."""
+    axis, correction = _corrected(axis, correction, unbiased)
     return ops.std(x, axis, keepdims, correction)
+
+
+def _corrected(axis, correction, unbiased):
+    """x.var(unbiased=False) and x.var(False) are torch's older words for x.var(correction=0)."""
+    if isinstance(axis, bool):
+        axis, unbiased = None, axis
+    return axis, correction if unbiased is None else int(unbiased)
 
 
 def gather(x, dim, index):

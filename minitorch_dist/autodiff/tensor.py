@@ -69,8 +69,25 @@ class Tensor(Traced):
         self.data = data
         self.node = node
 
-    shape = property(lambda self: self.data.shape)
-    dtype = property(lambda self: self.data.dtype)
+    @property
+    def shape(self):
+        """The sizes of its axes, a tuple."""
+        try:
+            return self.data.shape
+        except AttributeError as error:
+            raise self._no_array() from error
+
+    @property
+    def dtype(self):
+        """Its elements' type, NumPy's."""
+        try:
+            return self.data.dtype
+        except AttributeError as error:
+            raise self._no_array() from error
+
+    def _no_array(self):
+        return TypeError(f"this Tensor was made of a {type(self.data).__name__}, and Tensor(…) takes an array as it "
+                         "is: mt.tensor(values) makes one of lists and numbers, mt.zeros(shape) one of a shape")
 
     def lowered(self):
         return self.data
@@ -310,6 +327,9 @@ def tensor(values, dtype=None, requires_grad=False, device=None):
     if values.__class__ in TRACED:
         values._may_leave("tensor(), a copy without a tape")
     values = lower(values)
+    if isinstance(values, (list, tuple)) and any(v.__class__ in TRACED for v in values):
+        raise TypeError("tensor: a list of Tensors, whose derivatives a copy would lose: mt.stack(values) keeps them; "
+                        "for the numbers alone take [x.tolist() for x in values]")
     if dtype is None and not hasattr(values, "dtype"):
         dtype = {"f": xp.float32, "i": xp.int64}.get(xp.asarray(values).dtype.kind)
     dtype = dtype if dtype is None else backend.as_dtype(dtype)

@@ -10,7 +10,7 @@ from ..autodiff.tensor import Tensor
 from ..autodiff.writes import wrote
 from ..backend import TILE, device_of, module_of, number, refuse_in_graph, to, to_device_of, xp, zeros_like
 from ..flat import flat_buffers
-from ..torch_names import NAMES, tell
+from ..torch_names import NAMES, refuse_settings, tell
 from .packed import Packed, arrays_of, values_of
 from .settings import AT_LEAST_0, check_settings, holds
 from .slots import Slot, States, runs
@@ -66,6 +66,10 @@ class Optimizer:
     loaded = False      # whether its state has come by load_state_dict
     loops = None        # what mt.compile has made of the update (compiler/updates.py)
     home = None         # who keeps the state, where it doesn't live beside the parameters (parallel/offload/offload.py)
+
+    def __new__(cls, *args, **settings):
+        refuse_settings(cls, settings)
+        return object.__new__(cls)
 
     def __init__(self, params, defaults):
         defaults = defaults | {"state_bits": defaults.get("state_bits", 32)}

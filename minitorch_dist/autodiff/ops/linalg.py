@@ -23,14 +23,20 @@ def matmul(x, y):
         left, right = len(x.shape), len(y.shape)
     except AttributeError:      # lists, as NumPy takes them
         return matmul(*as_arrays("matmul", (operand("matmul", x, y), operand("matmul", y, x))))
-    if left > 1 and right > 1:
-        # One product of all rows instead of many small ones; what is cut over ranks puts its own rows together.
-        if left > 2 and right == 2 and x.shape[-1] == y.shape[0] and not hasattr(x, "layout"):
-            return reshape(_matmul(reshape(x, _rows(x.shape)), y), (*x.shape[:-1], y.shape[1]))
-        return _matmul(x, y)
-    if not left or not right:
-        raise ValueError(f"matmul: shapes {x.shape} and {y.shape}: 0-d operands have no product; use *")
-    out = _matmul(reshape(x, (1, *x.shape)) if left == 1 else x, reshape(y, (*y.shape, 1)) if right == 1 else y)
+    try:
+        if left > 1 and right > 1:
+            # One product of all rows instead of many small ones; what is cut over ranks puts its own rows together.
+            if left > 2 and right == 2 and x.shape[-1] == y.shape[0] and not hasattr(x, "layout"):
+                return reshape(_matmul(reshape(x, _rows(x.shape)), y), (*x.shape[:-1], y.shape[1]))
+            return _matmul(x, y)
+        if not left or not right:
+            raise ValueError(f"matmul: shapes {x.shape} and {y.shape}: 0-d operands have no product; use *")
+        out = _matmul(reshape(x, (1, *x.shape)) if left == 1 else x, reshape(y, (*y.shape, 1)) if right == 1 else y)
+    except ValueError:
+        if left and right and x.shape[-1] != (rows := y.shape[max(right - 2, 0)]):
+            raise ValueError(f"matmul: shapes {x.shape} and {y.shape} don't fit: x has rows of {x.shape[-1]}, and y "
+                             f"columns of {rows}") from None
+        raise
     shape = out.shape
     if right == 1:
         shape = shape[:-1]
