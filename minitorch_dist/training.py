@@ -53,7 +53,8 @@ class Run:
 
     Rank 0 writes the files. Until `with` begins, which is collective, an earlier run's stay as they are, so that what
     doesn't fit costs nothing; a run that breaks off later leaves no summary behind, nor that of an earlier one. Inside
-    `with`, the ledger counts; a training that diverges ends the program, with status 1, and leaves all that was saved.
+    `with`, the ledger counts; a training that diverges ends the program, with status 1, and leaves all that was saved;
+    so does a disk that is full.
     From its making to the end of `with`, or until nobody has the Run any more, no other run can have the folder. Making
     a Run is collective. On every rank: OSError where the folder can't be written; ValueError where there is nothing to
     resume, where an earlier run has left checkpoints and hasn't come to its end, or where another one is under way.
@@ -193,16 +194,20 @@ class Run:
     def __exit__(self, kind, error, place):
         self._ledger.__exit__(kind, error, place)
         try:
-            if isinstance(error, divergence.Diverged):
-                self._end_diverged(error)
-        finally:
-            if self.history:
-                try:
+            try:
+                if self.history:
                     with _named(self.history.name):
                         self.history.close()
-                finally:
-                    self.step_log.close()
-                    self.lock.close()
+            except OSError as unwritten:
+                error = error or unwritten
+            if isinstance(error, divergence.Diverged):
+                self._end_diverged(error)
+            if isinstance(error, OSError) and self._is_ours(error.filename):
+                self._end_unwritten(error)
+        finally:
+            if self.history:
+                self.step_log.close()
+                self.lock.close()
 
     def _end_diverged(self, error):
         """End the program with what has happened and what is kept; a checkpoint under way is written to its end."""
@@ -212,6 +217,21 @@ class Run:
             kept = f"the losses until then are in {self.folder / 'history.jsonl'}" + (
                 f"; the checkpoint of step {steps[-1]:,} stays, and may already be too far off" if steps else "")
             raise divergence.Diverged(f"{error}\n{kept}") from None
+
+    def _is_ours(self, filename):
+        """Whether a file is one that the run writes."""
+        return isinstance(filename, str) and Path(filename).is_relative_to(self.folder)
+
+    def _end_unwritten(self, error):
+        """End the program where the run's files can't be written, as on a full disk: rank 0 alone learns of the
+        history's, and ends the others."""
+        if self.world.rank == 0:
+            steps = self.checkpoints.steps()
+            kept = (f"The checkpoint of step {steps[-1]:,} is whole: --resume goes on from there" if steps else
+                    "There is no checkpoint to go on from")
+            print(f"{error.filename}: {error.strerror}: the run ends after step {self.step:,}. {kept}",
+                  file=sys.stderr, flush=True)
+        raise SystemExit(1) from error
 
     def log(self, loss, epoch, count, begin, **more):
         """A step is done: `count` samples, started at time.perf_counter() == begin. more: what else its line in the

@@ -1,8 +1,12 @@
 """A training.Run: what it keeps, what it refuses, and who is told. How whole programs go on: test_resume.py."""
 
+import contextlib
 import errno
 import fcntl
+import io
 import os
+import re
+import resource
 import time
 import zlib
 
@@ -37,6 +41,43 @@ def without_room(folder):
 def test_a_disk_that_is_full_at_the_end_is_told_to_all(tmp_path):
     assert crews.call(CASES + "without_room", 2, (str(tmp_path),)) == [
         f"[Errno 28] No space left on device: '{tmp_path}/parameters.npz'"] * 2
+
+
+def without_room_on_the_way(folder, room, steps):
+    """(status, what was said) on this rank, where files may grow by so many bytes while a run makes so many steps, of
+    which it saves the third, whose checkpoint stays, and the last."""
+    network, said, status = nn.Linear(30, 30), io.StringIO(), None
+    optimizer = optim.SGD(network.parameters(), lr=0.1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with contextlib.redirect_stderr(said), training.Run(folder, comm.world()) as run:
+            for step in range(1, steps + 1):
+                run.log(1.5, 0, 10, 0.0)
+                if step == 3:
+                    run.save(network, optimizer)
+                    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+            if room:
+                run.save(network, optimizer)
+    except SystemExit as end:
+        status = end.code
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    return status, said.getvalue()
+
+
+@pytest.mark.parametrize("room, steps, file, last", [
+    (0, 300, "history.jsonl", range(3, 300)),       # in log, on rank 0 alone
+    (0, 4, "history.jsonl", [4]),                   # at the end of `with`
+    (1000, 4, "checkpoints/.step-00000004.partial/rank-", [4])])
+def test_a_disk_that_is_full_on_the_way_ends_the_run_in_a_line(tmp_path, room, steps, file, last):
+    """No line nor checkpoint is lost that was written."""
+    first, second = crews.call(CASES + "without_room_on_the_way", 2, (str(tmp_path), room, steps))
+    said = re.fullmatch(f"{tmp_path}/{file}.*: File too large: the run ends after step (.*). The checkpoint of step 3 "
+                        "is whole: --resume goes on from there\n", first[1])
+    assert first[0] == 1 and int(said[1]) in last
+    assert second == ((1, "") if room else (None, ""))
+    assert (tmp_path / "history.jsonl").read_bytes().count(b"\n") == (4 if room else 3)
+    assert resumed(tmp_path, sizes=(30, 30)).step == 3
 
 
 def elsewhere(folder, saves):
@@ -77,8 +118,8 @@ def run_of(folder, step=3, scaler=None, **facts):
         run.save(network, optim.SGD(network.parameters(), lr=0.1), scaler, **facts)
 
 
-def resumed(folder, scaler=None, **watches):
-    network = nn.Linear(2, 3)
+def resumed(folder, scaler=None, sizes=(2, 3), **watches):
+    network = nn.Linear(*sizes)
     run = training.Run(folder, comm.world(), resume=True)
     run.restore(network, optim.SGD(network.parameters(), lr=0.1), None, scaler, **watches)
     return run
