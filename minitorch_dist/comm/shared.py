@@ -4,7 +4,7 @@ Each rank has a line of words that only it writes:
 
     POSTED    number of the last collective that it has reached: its input is ready, its output may be written
     FINISHED  number of the last collective of which it has done its part
-    slots     the fingerprints of its last 64 collectives (comm/mismatch.py)
+    slots     the fingerprints of its last 1,024 collectives (comm/mismatch.py)
     TOLD      number of the collective that its text is about: what it has called there, and from where
 
 All ranks call the same collectives in the same order, so a number means the same one everywhere:
@@ -32,8 +32,8 @@ from .state import state
 from .where import caller
 
 POSTED, FINISHED, TOLD = 0, 1, 2
-SLOTS, FIRST_SLOT = 64, 16
-TEXT = 1024               # the byte at which the text begins
+SLOTS, FIRST_SLOT = 1024, 16
+TEXT = 8 * (FIRST_SLOT + SLOTS)     # the byte at which the text begins
 LINE_BYTES = TEXT + mismatch.TEXT_BYTES
 TELL_SECONDS = 2          # for the others to say what they have called
 
@@ -189,14 +189,20 @@ class Window:
         """Make visible that this rank has come to its next collective; its number.
 
         key: what it means by it (comm/mismatch.py). place: the user's line, for a call that isn't waited for now.
+        RuntimeError where so many are posted that one would take the slot of another that hasn't been compared yet.
         """
         if self._error is not None:
             raise self._error
-        self._posted = number = self._posted + 1
+        number = self._posted + 1
         if self.checked:
+            if number - self._verified > SLOTS:
+                raise RuntimeError(f"{key[0]} on {self.name!r}: {SLOTS:,} collectives are posted, and none of them was "
+                                   "waited for; the check that all ranks mean the same ones remembers no more: wait "
+                                   "for some of them before the next")
             slot = number % SLOTS
             self._keys[slot] = key, place
             self._mine[FIRST_SLOT + slot] = (number & 0xFFFF) << mismatch.FINGERPRINT_BITS | mismatch.fingerprint(key)
+        self._posted = number
         self._fence()
         self._mine[POSTED] = number
         return number
@@ -225,10 +231,10 @@ class Window:
     def _verify(self, number):
         """Compare the fingerprints of all collectives up to `number` that haven't been compared yet.
 
-        A rank may be ahead, and post into the slot what comes 64 calls later. That is no mismatch: the upper bits of
-        the word, which hold the call's number, tell it.
+        A rank may be ahead, and post into the slot what comes SLOTS calls later, having compared this one itself. That
+        is no mismatch: the upper bits of the word, which hold the call's number, tell it.
         """
-        numbers = range(max(self._verified, self._posted - SLOTS) + 1, number + 1) if self.checked else ()
+        numbers = range(self._verified + 1, number + 1) if self.checked else ()
         for n in numbers:
             slot = FIRST_SLOT + n % SLOTS
             mine = self._mine[slot]

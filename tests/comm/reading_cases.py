@@ -227,6 +227,28 @@ def many_posted(one_by_one):
     return [x[0] for x in arrays]
 
 
+def posted_ahead(odd):
+    """(collectives posted, the error) where rank 1 means another one by number `odd`; None: all mean the same, and one
+    is posted after another until it is refused, and one more when some have been waited for."""
+    world, works, error = comm.world().split(0), [], None
+    arrays = world.empty((1200, 4), "f4")       # the first collective
+    try:
+        for number in range(2, 1200 if odd is None else 200):
+            op = "max" if number == odd and world.rank == 1 else "sum"
+            works.append(world.all_reduce(arrays[number], op, async_op=True))
+        for work in works:
+            work.wait()
+    except RuntimeError as refused:
+        error = str(refused)
+    if odd is None:
+        works[9].wait()
+        for number in range(1100, 1110):
+            works.append(world.all_reduce(arrays[number], async_op=True))
+        for work in works:
+            work.wait()
+    return len(works), error
+
+
 def unchecked():
     """With MINITORCH_CHECK=0: the calls work, and a mismatch isn't found."""
     world = comm.world()

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 
 import numpy as np
 import pytest
@@ -92,6 +93,19 @@ def test_posting_far_ahead_is_no_mismatch(n, nodes, one_by_one):
     total = n * (n + 1) / 2
     for values in crews.call(CASES + "many_posted", n, (one_by_one,), env={"MINITORCH_NODES": str(nodes)}):
         assert values == [total] * 150
+
+
+@pytest.mark.parametrize("odd", [2, 10, 70, 199])
+def test_a_mismatch_among_many_that_are_posted_is_found(odd):
+    for count, message in crews.call(CASES + "posted_ahead", 2, (odd,)):
+        assert count == 198 and f"collective number {odd}:" in message
+        assert re.search(r"0 +all_reduce\(float32\[4\], sum\).*\n +1 +all_reduce\(float32\[4\], max\)", message)
+
+
+def test_no_more_are_posted_than_can_be_compared():
+    for count, message in crews.call(CASES + "posted_ahead", 2, (None,)):
+        assert count == 1024 + 10
+        assert "all_reduce on 'world/0': 1,024 collectives are posted, and none of them was waited for" in message
 
 
 @pytest.mark.parametrize("n, nodes", [(2, 1), (3, 2)])
