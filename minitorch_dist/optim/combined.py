@@ -25,6 +25,7 @@ class Combined(Optimizer):
         """The optimizers' own, which may be changed in place."""
         return [group for o in self.optimizers for group in o.param_groups]
 
+    loaded = property(lambda self: any(o.loaded for o in self.optimizers))
     elementwise = property(lambda self: all(o.elementwise for o in self.optimizers))
     flats = property(lambda self: [flat for o in self.optimizers for flat in o.flats])
 

@@ -63,7 +63,7 @@ class Optimizer:
     step_supports_amp_scaling = True        # for GradScaler: step takes grad_scale and found_inf
     adds_up = False         # gradients of `unsummed` parameters, of which each rank has its own
     elementwise = True      # an element's update depends on that element alone: pieces take the steps of the whole
-    loaded = False      # whether its state has come by load_state_dict
+    loaded = False      # whether its state, and settings, have come by load_state_dict
     loops = None        # what mt.compile has made of the update (compiler/updates.py)
     home = None         # who keeps the state, where it doesn't live beside the parameters (parallel/offload/offload.py)
 
@@ -184,9 +184,10 @@ class Optimizer:
 
     def _follow(self):
         """Take the state along to where the parameters live now."""
-        saved = self.state_dict()
+        loaded, saved = self.loaded, self.state_dict()
         self._settle()
         self.load_state_dict(saved)
+        self.loaded = loaded
 
     def _have_moved(self):
         """Whether parameters live elsewhere by now."""

@@ -79,14 +79,18 @@ class LambdaLR:
     """lr = initial lr · lr_lambda(step), for every group; step() after each optimizer.step().
 
     A group's initial lr is the one that it has now. A run that goes on makes its schedule as at first, and then loads
-    the optimizer's state, which has the lr of when it was saved, and calls go_to(steps). ValueError for a factor below
-    0, and for NaN.
+    the optimizer's state, which has the lr of when it was saved, and calls go_to(steps). RuntimeError where the state
+    has been loaded before. ValueError for a factor below 0, and for NaN.
     """
 
     def __init__(self, optimizer, lr_lambda):
         if not callable(lr_lambda) or not hasattr(optimizer, "param_groups"):
             raise TypeError("LambdaLR takes an optimizer, and one function of the step for all of its groups; got "
                             f"{type(optimizer).__name__} and {type(lr_lambda).__name__}")
+        if getattr(optimizer, "loaded", False):
+            raise RuntimeError(f"LambdaLR: the optimizer's state has been loaded, and its lr, {optimizer.lr:g}, is "
+                               "that of when it was saved, not the initial one: make the schedule before, and "
+                               "afterwards call go_to(steps), or go_to(0) for a new one")
         self.optimizer, self.lr_lambda, self.steps = optimizer, lr_lambda, 0
         self.initial = [group["lr"] for group in optimizer.param_groups]
         self._apply()

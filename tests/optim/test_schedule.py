@@ -7,6 +7,7 @@ import pytest
 
 import minitorch_dist as mt
 from minitorch_dist import optim
+from minitorch_dist.flat import FlatBuffer
 
 
 def parameter(n=3):
@@ -115,6 +116,30 @@ def test_constant():
     for _ in range(5):
         schedule.step()
     assert optimizer.lr == 0.3
+
+
+@pytest.mark.parametrize("make", [lambda p: optim.SGD([p], lr=2.0), lambda p: optim.Combined(optim.SGD([p], lr=2.0))])
+def test_a_schedule_that_is_made_after_its_optimizer_s_state_was_loaded(make):
+    """Its rates would begin with those of when it was saved."""
+    first, then, late = (make(parameter()) for _ in range(3))
+    optim.LambdaLR(first, lambda step: 1 / (step + 1)).go_to(3)
+    schedule = optim.LambdaLR(then, lambda step: 1 / (step + 1))
+    for optimizer in then, late:
+        optimizer.load_state_dict(first.state_dict())
+    assert late.lr == 0.5
+    with pytest.raises(RuntimeError, match=r"loaded, and its lr, 0.5, is that of when .* before, .* go_to\(steps\)"):
+        optim.LambdaLR(late, lambda step: 1 / (step + 1))
+    schedule.go_to(4)
+    assert then.lr == 0.4
+
+
+def test_a_schedule_may_be_made_after_parameters_have_moved():
+    p = parameter()
+    optimizer = optim.SGD([p], lr=2.0, momentum=0.9)
+    FlatBuffer([p])
+    p.grad = mt.tensor(np.ones(3, np.float32))
+    optimizer.step()
+    assert not optim.LambdaLR(optimizer, lambda step: 1.0).steps and optimizer.lr == 2.0
 
 
 @pytest.mark.parametrize(("factor", "says"), [
