@@ -97,7 +97,7 @@ class Communicator(Messages, Objects, OnDevices):
 
     def empty(self, shape, dtype, device="cpu"):
         """A zeroed array, C-contiguous, 64-byte aligned: in the node's shared window where there is one, or on a GPU.
-        Collective."""
+        Collective. (Where a rank has no memory or file descriptor left for the window, all have it in plain memory.)"""
         if device != "cpu":
             return zeros(shape, dtype, device)
         x = None

@@ -3,17 +3,20 @@
 One file in memory is mapped by every rank; it holds one part per rank. It has no name (memfd_create): nothing can be
 left behind, and a container's small /dev/shm doesn't limit it. The others open it through /proc. Where that can't be,
 because ranks live in containers of their own or on another system, it is a file of /dev/shm whose name is removed as
-soon as all have mapped it. Each rank unmaps its own mapping when its last array of it dies.
+soon as all have mapped it. Each rank unmaps its own mapping when its last array of it dies. Before Python 3.13 a
+mapping keeps a file descriptor, of which a process may have 1,024 where `ulimit -n` says no more.
 """
 
 import mmap
 import os
+import sys
 import tempfile
 
 import numpy as np
 
 MESSAGE_BYTES = 512
 FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
+WITHOUT_DESCRIPTOR = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
 def map_together(engine, nbytes):
@@ -64,7 +67,7 @@ def _map(engine, stride, create):
             raise OSError(f"{path} is another file")
         if hasattr(os, "posix_fallocate"):   # else a full memory shows as SIGBUS at the first touch
             os.posix_fallocate(file, engine.rank * stride, stride)
-        memory = mmap.mmap(file, stride * engine.size)
+        memory = mmap.mmap(file, stride * engine.size, **WITHOUT_DESCRIPTOR)
     except (OSError, ValueError, TypeError):
         pass
     mapped = np.array([memory is not None], np.int32)
