@@ -23,7 +23,7 @@ from .reduction import OPS, WIRE_BYTES, cut, scatter_along_tree
 from .shared import Repeated, Request, Window
 from .state import Call, Like, state
 from .where import caller
-from .work import Deferred, Work, timeline_detail
+from .work import Deferred, Then, Work, timeline_detail
 
 ENGINES = ("auto", "mpi", "shared")
 
@@ -117,7 +117,7 @@ class Communicator(Messages, Objects, OnDevices):
 
         exact=True (sum only): ((x0+x1)+(x2+x3))+…, the balanced tree in rank order, to the last bit, whatever the
         engine; the size must be a power of two. algorithm: who reduces, for this call; see the class. what: a name for
-        what x is, which must be the same on all ranks. (A posted exact reduction outside the window, and those by a
+        what x is, which must be the same on all ranks. (A posted exact all-reduce outside the window, and those by a
         function, run inside their `wait`.)
         """
         known = self._repeated.get((id(x), op))
@@ -205,8 +205,8 @@ class Communicator(Messages, Objects, OnDevices):
         def start():
             if not by_tree:
                 return self._engine_of(x).reduce_scatter(out, x, op, async_op)
-            tree = Deferred(lambda: scatter_along_tree(self._engine_of(x), out, x))
-            return tree if async_op else tree.run()
+            request, add_up = scatter_along_tree(self._engine_of(x), out, x, async_op)
+            return Then(request, add_up) if async_op else add_up()
         return self._run(call, key, (x, out), async_op, start, work)
 
     # ------------------------------------------------------------ moves

@@ -27,13 +27,16 @@ def tree_reduce(parts, combine, out, between):
     return combine(tree_reduce(parts[:half], combine, out, between[1:]), right, out=out)
 
 
-def scatter_along_tree(engine, out, x):
+def scatter_along_tree(engine, out, x, async_op):
     """out = this rank's N-th of the sum of all ranks' x along the balanced tree: each part goes to the rank that it
-    belongs to, which adds them up. A ring's bytes, and the bits of an exact all-reduce."""
+    belongs to, which adds them up. A ring's bytes, and the bits of an exact all-reduce. Returns (what the engine says
+    of the messages, the additions, to be made when these have come)."""
     parts, ones = np.empty_like(x).reshape(engine.size, -1), [1] * engine.size
-    engine.all_to_all(parts, x.reshape(engine.size, -1), ones, ones, False)
-    between = [np.empty_like(parts[0]) for _ in range((engine.size - 1).bit_length() - 1)]
-    tree_reduce(list(parts), np.add, out.reshape(-1), between)
+
+    def add_up():
+        between = [np.empty_like(parts[0]) for _ in range((engine.size - 1).bit_length() - 1)]
+        tree_reduce(list(parts), np.add, out.reshape(-1), between)
+    return engine.all_to_all(parts, x.reshape(engine.size, -1), ones, ones, async_op), add_up
 
 
 def is_power_of_two(n):

@@ -31,8 +31,9 @@ class Work:
 
     def is_completed(self):
         """True once the buffers hold the result. Doesn't block; does this rank's part when all ranks have arrived. Of
-        what can't be posted as one (an exact sum across nodes or outside the window, a reduction by a function) that is
-        several messages: it waits for the other ranks to wait, or look, too, and all must do so at the same place."""
+        what can't be posted as one (an exact all-reduce across nodes or outside the window, a reduction by a function)
+        that is several messages: it waits for the other ranks to wait, or look, too, and all must do so at the same
+        place."""
         if not self._done and self._ask(self._request.test):
             self._finish()
         return self._done

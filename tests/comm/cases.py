@@ -138,6 +138,24 @@ def polling():
     return [x.copy() for x in arrays]
 
 
+def asked_alone():
+    """An exact reduce_scatter that rank 0 asks about until it has completed, while the others, who have posted it,
+    wait for a message: (this rank's part of the sum, the same of an exact all_reduce)."""
+    world = comm.world()
+    x, out = data_of(world.rank, 50 * world.size, "f4"), np.full(50, np.nan, "f4")
+    work = world.reduce_scatter(out, x, exact=True, async_op=True)
+    if world.rank == 0:
+        while not work.is_completed():
+            pass
+        for other in range(1, world.size):
+            world.send(np.zeros(1), other)
+    else:
+        world.recv(np.zeros(1), 0)
+        work.wait()
+    world.all_reduce(x, exact=True)
+    return out, x.reshape(world.size, -1)[world.rank].copy()
+
+
 def interrupted():
     """Rank 0's wait for the others is broken off, of a reduction that is new and of one that is remembered, and it goes
     on to the next one: the values of both."""

@@ -86,6 +86,12 @@ def test_exact_sum_is_the_balanced_tree_to_the_last_bit(n, nodes):
         assert balanced_tree(parts).tobytes() != sum(parts[1:], parts[0]).tobytes()
 
 
+@pytest.mark.parametrize("n, nodes", [(2, 1), (4, 2)])
+def test_an_exact_reduce_scatter_comes_to_its_end_while_others_do_something_else(n, nodes):
+    for part, of_whole in on(n, nodes, "asked_alone"):
+        np.testing.assert_array_equal(part, of_whole)
+
+
 @pytest.mark.parametrize("order", [(0, 2, 1, 3), (3, 2, 1, 0), (2, 3, 0, 1)])
 def test_exact_sum_where_the_nodes_are_no_blocks_in_rank_order(order):
     """Two nodes, (0, 1) and (2, 3), of a world that is numbered anew: rank i is the world's rank order[i]."""
