@@ -120,6 +120,11 @@ class Counter:
         self.answer.set_exception(LookupError("nothing came"))
 
 
+def forgotten():
+    """A Future that nobody keeps."""
+    return Future()
+
+
 def add_there(ref, n):
     """A call by way of a third rank."""
     return ref.rpc_sync().add(n)
@@ -178,11 +183,13 @@ def objects():
             kept = rpc.remote(last, np.asarray, (x,))
             x[...] = -1
             seen["kept"] = kept.to_here().min()
+            replaced = counter.rpc_async().later()      # by the next one
             never = counter.rpc_async().later()
             counter.rpc_sync().never()
             bad = rpc.remote(last, Counter, (-1,))
-            for name, act in {"never": never.wait, "bad": lambda: bad.rpc_sync().add(1),
-                              "bad here": bad.local_value,
+            for name, act in {"never": never.wait, "replaced": lambda: replaced.wait(timeout=5),
+                              "forgotten": lambda: rpc.rpc_async(last, forgotten).wait(timeout=5),
+                              "bad": lambda: bad.rpc_sync().add(1), "bad here": bad.local_value,
                               "not here": counter.local_value if last else lambda: rpc.object("nothing"),
                               "pickled": lambda: world.broadcast_object(counter),
                               "waits": Future().wait, "twice": lambda: late.set_result("too late")}.items():

@@ -249,6 +249,8 @@ class Rpc:
         future.add_done_callback(lambda future: self._answer(src, number, future))
 
     def _answer(self, src, number, future):
+        if self.is_over or self.broken is not None:     # nobody waits
+            return
         future._looked_at()
         error, packed = future._error, None
         if error is None:

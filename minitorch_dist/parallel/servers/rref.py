@@ -3,19 +3,31 @@ how both names and values are pickled."""
 
 import io
 import pickle
+import sys
+import threading
+
+FORGOTTEN = ("the called function has given a Future that nobody has set, nor can set any more: who gives one keeps "
+             "it, and calls its set_result or set_exception")
 
 
 class Future:
     """What a call will give. `wait()` returns it, or raises what the call has raised.
 
     A function that is called from elsewhere may return a Future, too: the answer is sent when somebody there has called
-    its set_result or set_exception (torch's async_execution).
+    its set_result or set_exception (torch's async_execution). Where nobody has it any more, who waits for the answer
+    gets a RuntimeError; where it is kept and never set, the job ends at the stall limit.
     """
 
     def __init__(self, rpc=None, owner=None):
         self._rpc, self._owner, self._then = rpc, owner, []
         self._done = False
         self._value = self._error = None
+
+    def __del__(self):
+        # Python collects cycles in any thread, and only the main one may send.
+        if self._then and not self._done and self._rpc is None and not sys.is_finalizing() \
+                and threading.current_thread() is threading.main_thread():
+            self.set_exception(RuntimeError(FORGOTTEN))
 
     def is_completed(self):
         """Whether the answer is there. Never waits; serves the calls that have come."""
@@ -30,7 +42,8 @@ class Future:
             raise RuntimeError("this Future is of no call: who has made it calls set_result, or set_exception")
         if not self._done and not self._rpc.serve_until(lambda: self._done, timeout):
             raise TimeoutError(f"rank {self._owner} hasn't answered within {timeout} s: it computes, or waits for "
-                               "another rank; it answers when it waits for an answer itself, in serve() and shutdown()")
+                               "another rank, or nobody has set the Future that its function gave; it answers when it "
+                               "waits for an answer itself, in serve() and shutdown()")
         self._looked_at()
         if self._error is None:
             return self._value
