@@ -65,15 +65,19 @@ def loader_of(args, digits):
     return data.Loader(digits.train_images, digits.train_labels, args.batch_size, seed=args.seed, drop_last=True)
 
 
-def train(late, lr, args, world, digits):
-    """(mean loss of the last epoch, percent of the test set, ms per step) of one training."""
+def made(late, lr, args, world):
+    """(this rank's part of the network, its optimizer or None, the pipeline, without a flush if late)."""
     stage = stage_of(args, world)
     params = list(stage.parameters())
     optimizer = optim.SGD(params, lr=lr, momentum=0.9) if params else None
     if late:
-        pipeline = PipeDream2BW(stage, world, optimizer, args.micro_batches)
-    else:
-        pipeline = Pipeline([stage], world, one_forward_one_backward(world.size, args.micro_batches))
+        return stage, optimizer, PipeDream2BW(stage, world, optimizer, args.micro_batches)
+    return stage, optimizer, Pipeline([stage], world, one_forward_one_backward(world.size, args.micro_batches))
+
+
+def train(late, lr, args, world, digits):
+    """(mean loss of the last epoch, percent of the test set, ms per step) of one training."""
+    stage, optimizer, pipeline = made(late, lr, args, world)
     loader = loader_of(args, digits)
     step, best = 0, float("inf")
     for epoch in range(args.epochs):
@@ -85,7 +89,7 @@ def train(late, lr, args, world, digits):
             for i, batch in enumerate(loader.epoch(epoch)):
                 stage.zero_grad()
                 losses.append(pipeline.run(batch, loss_sum, seed=args.seed, step=step + i))
-                if params:
+                if optimizer is not None:
                     optimizer.step()
         step += len(loader)
         best = min(best, (time.perf_counter() - begin) / len(loader))
@@ -101,7 +105,7 @@ def main(argv=None):
         args = parse(argv)
         args.micro_batches = args.micro_batches or max(2, world.size)
         digits = data.load("digits")
-        stage_of(args, world)       # what doesn't fit is said before anything is trained
+        made(True, args.rates[0], args, world)      # what doesn't fit is said before anything is trained
         batches = len(loader_of(args, digits))
     p, m = world.size, args.micro_batches
     flushed, late = (play(one_forward_one_backward(p, n)).bubble for n in (m, m * batches))

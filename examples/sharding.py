@@ -82,6 +82,9 @@ def main():
         if world.rank == 0:
             print(planned(args.plan, args.batch))
         return
+    if args.batch < world.size:
+        parser.error(f"--batch {args.batch}: it is divided over the {world.size} ranks, and must be {world.size} or "
+                     "more")
     x, cotangent = np.random.default_rng(1).standard_normal((2, args.batch, TIME, DIM))
     dense = lower(block()(mt.tensor(x)))
     rows = []

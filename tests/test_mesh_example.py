@@ -179,7 +179,7 @@ def text(tmp_path_factory):
     (2, ["--tp", "2", "--heads", "1"], "tp=2 must divide the 1 heads: take another --tp"),
     (2, ["--length", "9"], "--length 9: a sum has 8 characters to be seen"),
     (2, ["--cp", "2", *EXPERTS], "cp=2 of a mixture of experts"),
-    (2, ["--ep", "2"], "ep=2 ranks can't share 0 experts equally"),
+    (2, ["--ep", "2"], "ep=2 ranks can't share 0 experts equally: give --experts"),
     (1, ["--exact"], "--micro-batches 3 --exact: exact mode has 8 over all ranks"),
     (2, ["--ep", "2", "--experts", "3"], "ep=2 ranks can't share 3 experts equally"),
     (1, ["--no-capacity"], "--no-capacity without --experts: say how many there are"),

@@ -32,6 +32,12 @@ def test_more_ranks_than_layers_is_said_once():
     assert ended.stderr == ["no_flush.py: 3 layers can't be cut into 4 stages\n", "", "", ""]
 
 
+def test_fewer_micro_batches_than_ranks_are_said_once():
+    ended = crews.launch([PROGRAM, *SMALL, "--micro-batches", "1"], 2, limit=60, env=threads(2))
+    assert ended.returncode == 2 and ended.stdout == [""] * 2 and ended.stderr[1] == ""
+    assert ended.stderr[0].startswith("no_flush.py: PipeDream2BW: 1 micro-batches on 2 ranks: ")
+
+
 @pytest.mark.parametrize(("options", "said"), [
     (["--lr", "0.1,x"], "--lr 0.1,x: expected numbers above 0"), (["--lr", "-1"], "--lr -1: expected"),
     (["--micro-batches", "0"], "--micro-batches 0: must be"), (["--hidden", "a"], "--hidden 'a'"),

@@ -32,6 +32,12 @@ def test_an_example_says_what_it_can_not_take(tmp_path, flags, words):
     assert run.returncode == 2 and words in run.stderr[0] and "Traceback" not in run.stderr[0], run.report()
 
 
+def test_a_batch_that_ranks_can_not_divide_is_told_once():
+    run = crews.launch([EXAMPLES / "sharding.py", "--batch", "1"], n=2, limit=60)
+    assert run.returncode == 2 and run.stderr[1] == "" == run.stdout[0], run.report()
+    assert "--batch 1: it is divided over the 2 ranks, and must be 2 or more" in run.stderr[0]
+
+
 def test_a_folder_that_can_not_be_made_is_told_to_all_ranks(tmp_path):
     (tmp_path / "file").write_text("")
     run = crews.launch([EXAMPLES / "experts.py", "--out", tmp_path / "file" / "below"], n=2, limit=60)

@@ -228,8 +228,9 @@ def _check_sequences(job):
 
 def _check_experts(job):
     if job.expert_ranks > 1 and (not job.model.experts or job.model.experts % job.expert_ranks):
-        raise ValueError(f"{job.sizes_of(job.expert_axes)} ranks can't share {job.model.experts} experts "
-                         "equally: take a divisor of --experts")
+        hint = "take a divisor of --experts" if job.model.experts else "give --experts, a multiple of that"
+        raise ValueError(f"{job.sizes_of(job.expert_axes)} ranks can't share {job.model.experts} experts equally: "
+                         f"{hint}")
     if job.shards % job.unlike and job.unlike % job.shards:
         raise ValueError(f"--shard-over {job.shard_over} with {job.sizes_of(job.unlike_axes)}: a copy's ranks "
                          "must have all experts, or share some: take a multiple or a divisor of "
