@@ -92,7 +92,8 @@ def parse(argv):
     p.add_argument("--seed", type=int, default=0, help="of initial values, order and dropout")
     p.section("ranks and devices")
     p.add_argument("--exact", action="store_true", help="the same bits on 1, 2, 4 … micro-shards ranks (slower)")
-    p.add_argument("--micro-shards", type=int, default=8, help="pieces of a batch in exact mode, a power of two")
+    p.add_argument("--micro-shards", type=int, default=8, help="pieces of a batch in exact mode, a power of two; "
+                   "dropout draws its numbers by them in any mode")
     p.add_argument("--accumulate", type=int, default=1, help="backward passes per step and rank, reduced once")
     p.add_argument("--noise-scale", action="store_true", help="measure the gradient noise scale: which batch size is "
                    "worth it")
