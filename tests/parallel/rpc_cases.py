@@ -187,6 +187,13 @@ def objects():
             never = counter.rpc_async().later()
             counter.rpc_sync().never()
             bad = rpc.remote(last, Counter, (-1,))
+            waiting = counter.rpc_async().later()       # and wait: alone, for itself
+            if world.size == 1:
+                try:
+                    waiting.wait()
+                except RuntimeError as error:
+                    seen["alone"] = str(error)
+            counter.rpc_sync().now("at last")
             for name, act in {"never": never.wait, "replaced": lambda: replaced.wait(timeout=5),
                               "forgotten": lambda: rpc.rpc_async(last, forgotten).wait(timeout=5),
                               "bad": lambda: bad.rpc_sync().add(1), "bad here": bad.local_value,

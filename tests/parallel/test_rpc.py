@@ -38,6 +38,7 @@ def test_objects_that_another_rank_keeps(n):
     assert seen["not yet"] is False and seen["later"] == "then"
     assert "LookupError" in seen["never"] and "nothing came" in seen["never"]
     assert seen["replaced"] == seen["forgotten"]
+    assert ("waits for what it must do itself: set the Future" in seen["alone"]) if n == 1 else ("alone" not in seen)
     assert seen["forgotten"].startswith("RuntimeError: the called function has given a Future that nobody has set, ")
     assert seen["bad"].startswith("ValueError: a counter can't start at -1")
     assert ("isn't its owner" if n > 1 else "keeps nothing under 'nothing'") in seen["not here"]

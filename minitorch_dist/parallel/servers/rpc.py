@@ -169,10 +169,15 @@ class Rpc:
             raise kind(words)
 
     def serve_until(self, done, timeout=None):
-        """Serve until done() holds; False after `timeout` seconds (None: no limit)."""
+        """Serve until done() holds; False after `timeout` seconds (None: no limit). RuntimeError where a rank alone
+        would wait for itself."""
         limit = None if timeout is None else time.monotonic() + timeout
         while not done():
             self._check_whole()
+            if self.size == 1 and limit is None:        # its calls are answered when they are made
+                raise RuntimeError(f"{self.comm.name!r} has this rank alone, which waits for what it must do itself: "
+                                   "set the Future that a called function has given, or end the call that this one "
+                                   "runs in")
             message = self.comm.recv_any(None if limit is None else max(0.0, limit - time.monotonic()))
             if message is not None:
                 self._handle(*message)
