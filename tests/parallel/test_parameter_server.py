@@ -271,6 +271,16 @@ def test_in_sync_mode_all_take_equally_many_steps():
     assert "worker 1 has left after 2 steps" in second and "equally many" in second
 
 
+def test_nor_may_one_push_that_came_before_another_left():
+    """In virtual time, where it is served after that."""
+    shard = Shard(kept(), (0, 16), server_cases.sgd(1.0), [1, 2], "sync", None, True, None)
+    ahead = shard.ask(request(2))
+    assert shard.ask(request(1, pushes=False, leaves=True)).wait() == (0, 0.0, None)
+    with pytest.raises(RuntimeError, match="worker 1 has left after 0 steps, and others go on"):
+        ahead.wait()
+    assert shard.version == 0 and shard.ask(request(2, pushes=False, leaves=True)).is_completed()
+
+
 def test_an_optimizer_that_fails_is_heard_of_by_all_who_wait():
     server, *workers = crews.call(CASES + "failing_optimizer", 3)
     assert server is None and len(workers) == 2
@@ -292,6 +302,11 @@ def test_who_leaves_the_block_by_an_error_tells_the_others():
     assert told[0] == "RuntimeError" and "rank 1 has left 'rpc' by an error" in told[1]
 
 
+def kept():
+    """A server's pieces: one of a parameter of 16 elements."""
+    return [(0, "w", mt.tensor(np.zeros(16), requires_grad=True))]
+
+
 def request(worker, **options):
     gradient = np.ones(16) if options.pop("pushes", True) else None
     return Request(worker, 0.0, 0, gradient, frozenset(), False, **options)
@@ -302,8 +317,7 @@ def request(worker, **options):
     ([7], None, "request 0 is to be worker 7's, which has left, or is held back, or is none")])
 def test_orders_of_another_run_are_refused(order, bound, words):
     """Worker 2 pushes and leaves; worker 1 has pushed before, but isn't served until it is its turn."""
-    kept = [(0, "w", mt.tensor(np.zeros(16), requires_grad=True))]
-    shard = Shard(kept, (0, 16), server_cases.sgd(1.0), [1, 2, 3], "async", bound, False, order)
+    shard = Shard(kept(), (0, 16), server_cases.sgd(1.0), [1, 2, 3], "async", bound, False, order)
     waiting = shard.ask(request(1))
     shard.ask(request(2))
     if order[0] == 2 and bound is None:

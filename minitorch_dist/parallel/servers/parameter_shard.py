@@ -125,8 +125,9 @@ class Shard:
         if r.leaves:
             del self.clocks[r.worker]
             self.left.append(r.worker)
-            if self.round:
-                self._fail(list(self.round.values()), RuntimeError(self._uneven()))
+            if self.sync:       # all others that push are a step ahead: those in the round, and those not served yet
+                pushing = [*self.round.values(), *(w for w in self.requests if w.gradient is not None)]
+                self._fail(pushing, RuntimeError(self._uneven()))
                 self.round = {}
         for waiting in [w for w in self.held if self._may_go(w)]:
             self.held.remove(waiting)
