@@ -140,12 +140,14 @@ def roll_out(model, batch, reward, comm, *, group, count, seed, step, temperatur
     end        the token that ends an answer, and is its last; behind it an answer is filled up with it
     reference  a model as above, that the KL is told from, or None
     scale_rewards  see group_advantages
-    ValueError where something doesn't fit, MismatchError where the ranks don't agree. What `reward` raises on one rank
-    comes out there, and RuntimeError, which says so, on the others.
+    ValueError or TypeError where something doesn't fit, MismatchError where the ranks don't agree. What `reward` raises
+    on one rank comes out there, and RuntimeError, which says so, on the others.
     """
     settings = {"group": group, "count": count, "seed": seed, "step": step, "temperature": temperature, "end": end,
-                "reference": reference is not None, "questions": batch.count}
+                "reference": reference is not None, "scale_rewards": scale_rewards, "questions": batch.count}
     comm.agree("roll_out", detail=repr(settings))
+    group, count = backend.whole("group", group), backend.whole("count", count)
+    temperature = backend.number(temperature)       # of float64 it would make such logits of float32's
     if count < 1 or not COLDEST <= temperature <= HOTTEST:
         raise ValueError(f"roll_out: count={count}, temperature={temperature}: at least one token, drawn at a "
                          f"temperature of {COLDEST} to {HOTTEST}, which float32 can divide by")

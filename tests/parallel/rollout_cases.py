@@ -177,13 +177,13 @@ def failing(tokens):
     raise KeyError("no such problem")
 
 
-def other_steps():
-    """What ranks say that are at different steps."""
+def other_settings(name, values):
+    """What ranks say that give other values of an option."""
     world = comm.world()
     model = DistributedDataParallel(gpt(), world)
     (batch,) = loader(world.rank, world.size, 12, False).epoch(0)
     try:
-        roll_out(model, batch, reward, world, step=world.rank, **OPTIONS)
+        roll_out(model, batch, reward, world, **{"step": 0} | OPTIONS | {name: values[world.rank]})
     except Exception as error:
         return type(error).__name__, str(error)
     return None

@@ -198,6 +198,23 @@ def test_what_does_not_fit_is_said_on_all_ranks(n):
         assert found["fits"] is found["as long as can be"] is found["one token"] is None
 
 
-def test_ranks_at_different_steps():
-    for kind, text in crews.call(CASES + "other_steps", 2):
-        assert kind == "MismatchError" and "'step': 0" in text and "'step': 1" in text
+@pytest.mark.parametrize("name, values", [("step", (0, 1)), ("scale_rewards", (True, False))])
+def test_ranks_that_mean_other_rollouts(name, values):
+    for kind, text in crews.call(CASES + "other_settings", 2, (name, values)):
+        assert kind == "MismatchError" and all(f"'{name}': {value}" in text for value in values)
+
+
+def test_settings_of_numpy_are_those_of_python():
+    """A temperature of float64 makes none of what a float32 model has."""
+    batch, = data.Loader(np.ones((2, 3), int), np.zeros(2), 2).epoch(0)
+    model = nn.GPT(cases.VOCABULARY, cases.LENGTH, layers=1, heads=2, dim=8)
+
+    def drawn(group, count, temperature):
+        answers, = rollouts.roll_out(model, batch, cases.reward, comm.world(), group=group, count=count, seed=0, step=0,
+                                     temperature=temperature).batch.shards
+        return answers
+    ours, theirs = drawn(3, 5, 0.7), drawn(np.int8(3), np.int8(5), np.float64(0.7))
+    assert theirs.old.dtype == np.float32 and theirs.old.tobytes() == ours.old.tobytes()
+    assert rollouts.log_probs(model, theirs).dtype == np.float32 and theirs.rows == (0, 6)
+    with pytest.raises(TypeError, match="group=2.0: must be a whole number"):
+        drawn(2.0, 5, 0.7)
