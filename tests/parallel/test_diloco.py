@@ -394,6 +394,17 @@ def test_fragments_are_all_parameters_once_in_stripes_or_neighbours():
     assert blocks("sequential", 3) == [["0"], ["1", "2"], ["3", "4"]]
 
 
+def test_settings_of_numpy_are_those_of_python():
+    """Of 8 bits they would overflow: in twice 100, and where steps are counted on."""
+    model = cases.build()
+    diloco = DiLoCo(model, cases.adamw(model), every=np.int8(100), fragments=2.0, overlap=np.int8(1),
+                    mix=np.float64(0.3))
+    assert [f.due for f in diloco.fragments] == [50, 100] and type(diloco.mix) is float
+    diloco.steps = 199
+    diloco.step(1)
+    assert [f.pending for f in diloco.fragments] == [False, True]
+
+
 def test_the_timetable():
     assert timetable(6, 3, 1) == [(2, 3), (4, 5), (6, 7)] and timetable(7, 2) == [(3, 3), (7, 7)]
     for every in range(1, 9):

@@ -385,3 +385,11 @@ def test_a_neighbour_that_has_left_ends_the_job():
     assert run.returncode and not run.timed_out, run.report()
     assert any("for rank 1, which has left the program" in text for text in run.stderr), run.report()
 
+
+
+def test_steps_are_counted_on_beyond_what_a_setting_of_8_bits_holds():
+    gossip = cases.new(every=np.int8(3), overlap=np.int8(1))
+    gossip.steps = 127
+    for _ in range(3):
+        gossip.step()
+    assert gossip.meetings == 1 and gossip.pending is None

@@ -252,6 +252,14 @@ def test_misuse_is_named_on_every_rank():
         roles(1, 2)
 
 
+def test_steps_are_counted_on_beyond_what_a_setting_of_8_bits_holds():
+    with ParameterServer(server_cases.Vector(), server_cases.sgd(0.1), world_of_one(), mode="async", n_fetch=np.int8(3),
+                         n_push=np.int8(2)) as ps:
+        ps.steps = 129
+        server_cases.push(ps, np.ones(24))
+    assert ps.version == 1
+
+
 @pytest.mark.parametrize("settings, words", [
     ({}, "a pull from the parameter servers"),
     ({"mode": "async", "n_fetch": 2, "local_lr": 0.1}, "ParameterServer.step")], ids=["pull", "local step"])

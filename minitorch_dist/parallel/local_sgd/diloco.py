@@ -38,7 +38,7 @@ from ... import comm as communication
 from ... import ledger
 from ...autodiff.primitive import lower
 from ...autodiff.writes import wrote
-from ...backend import to, to_device_of, xp
+from ...backend import number, to, to_device_of, xp
 from ...comm.reduction import is_power_of_two
 from ...comm.together import together
 from ...nn.module import Module
@@ -99,6 +99,7 @@ class DiLoCo:
                          "encoding": repr(encoding), "exact": exact, "seed": seed}
         self._check_alike(inner=settings_of(inner), **self.settings)
         _check_settings(every, fragments, pattern, overlap, mix, encoding)
+        every, fragments, overlap, mix = int(every), int(fragments), int(overlap), number(mix)
         if exact and not is_power_of_two(self.comm.size):
             raise ValueError("DiLoCo: exact=True adds up along a balanced binary tree, for a power of two of workers, "
                              f"not {self.comm.size}")

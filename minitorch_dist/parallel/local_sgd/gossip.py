@@ -80,6 +80,7 @@ class Gossip:
         self.settings = {"topology": repr(topology), "every": every, "overlap": overlap}
         together(self.comm, self._check)
         check_same_model(model, self.comm, AUTHOR, inner=settings_of(inner), **self.settings)
+        self.every, self.overlap = int(every), int(overlap)
         for name, values in (*model.named_parameters(), *model.named_buffers()):
             broadcast(self.comm, lower(values), name)
         self.params = [p for p in model.parameters() if p.requires_grad]

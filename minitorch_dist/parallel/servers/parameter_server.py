@@ -97,7 +97,7 @@ class ParameterServer:
         self.is_server, self.is_worker = (self.comm.rank in ranks for ranks in (self.servers, self.workers))
         self.index = self.workers.index(self.comm.rank) if self.is_worker else None
         self.module, self.clock, self.local_lr = module, clock, local_lr
-        self.sync, self.n_fetch, self.n_push = mode == "sync", n_fetch, n_push
+        self.sync, self.n_fetch, self.n_push = mode == "sync", int(n_fetch), int(n_push)
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self._lay_out(named, module)
         self.rpc = Rpc(self.comm)
