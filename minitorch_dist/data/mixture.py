@@ -21,6 +21,7 @@ Sources: Tijdeman 1980, "The chairman assignment problem" (that there is such a 
 herd of models", 3.1 (mixes of sources, annealing on the best).
 """
 
+from functools import cached_property
 from math import gcd
 
 import numpy as np
@@ -121,20 +122,28 @@ class Mixture:
         return places
 
     def read(self, indices):
-        """(inputs, labels) of these samples, as their sources give them."""
+        """(inputs, labels) of these samples, as their sources give them. ValueError where sources differ in form, those
+        too that aren't asked here."""
         numbers, rows = self.where(indices)
-        inputs = labels = None
-        for i in np.unique(numbers) if len(rows) else [0]:      # of no samples, too, the sources say what they are like
+        both = [np.empty((len(rows), *shape), dtype) for dtype, shape in self._form]
+        for i in np.unique(numbers):
             here = numbers == i
-            found = list(self.sources.values())[i].read(rows[here])
-            if inputs is None:
-                inputs, labels = (np.empty((len(rows), *part.shape[1:]), part.dtype) for part in found)
-            for into, part in zip((inputs, labels), found, strict=True):
-                if (part.shape[1:], part.dtype) != (into.shape[1:], into.dtype):
-                    raise ValueError(f"Mixture: samples of {list(self.sources)[i]} are {part.dtype} {part.shape[1:]}, "
-                                     f"others are {into.dtype} {into.shape[1:]}: sources must have one form")
+            for into, part in zip(both, list(self.sources.values())[i].read(rows[here]), strict=True):
                 into[here] = part
-        return inputs, labels
+        return tuple(both)
+
+    @cached_property
+    def _form(self):
+        """[(dtype, shape)] of a sample's input, and of its label: what all sources say that they are like."""
+        forms = {name: [(part.dtype, part.shape[1:]) for part in source.read(np.zeros(0, np.int64))]
+                 for name, source in self.sources.items()}
+        first = next(iter(forms.values()))
+        for name, form in forms.items():
+            for (dtype, shape), (others, theirs) in zip(form, first, strict=True):
+                if (dtype, shape) != (others, theirs):
+                    raise ValueError(f"Mixture: samples of {name} are {dtype} {shape}, others are {others} {theirs}: "
+                                     "sources must have one form")
+        return first
 
     def __str__(self):
         rows = [["source", "rows", *(f"phase {i + 1}" for i in range(len(self.phases))), "samples", "times through"]]

@@ -158,6 +158,8 @@ def test_what_does_not_fit_is_told():
     mixture = Mixture({"a": a, "b": Arrays(np.zeros((4, 3), np.int64), np.arange(4))}, [(6, {"a": 1, "b": 1})])
     with pytest.raises(ValueError, match=r"samples of b are int64 \(3,\), others are int64 \(2,\)"):
         mixture.read([0, 1])
+    with pytest.raises(ValueError, match=r"samples of b are int64 \(3,\)"):
+        mixture.read([0])       # a's: another rank may have b's
     halves = Mixture({"a": a, "b": Arrays(np.full((4, 2), 0.5), np.arange(4))}, [(6, {"a": 1, "b": 1})])
     with pytest.raises(ValueError, match=r"samples of b are float64 \(2,\), others are int64 \(2,\)"):
         halves.read([0, 1])
