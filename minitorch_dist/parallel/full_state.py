@@ -45,7 +45,7 @@ def load_full_state_dict(model, saved):
         try:
             _, values = model.module.fitting(saved, {name: model.grid_of(p).whole(p.shape)
                                                      for name, p in model.module.named_parameters()})
-        except (KeyError, ValueError) as error:
+        except Exception as error:      # whatever it is, the other ranks must hear of it
             problem = error
     if problem := model.comm.broadcast_object(problem):
         raise problem
@@ -114,6 +114,7 @@ def _misfit(model, optimizer, saved, mine):
     """What is wrong with saved state, or None. mine: this rank's state_dict."""
     try:
         optimizer.check_kind(saved)
+        found = [{name: a.shape for name, a in arrays.items()} for arrays in saved["state"]]
     except Exception as error:      # whatever it is, the other ranks must hear of it
         return f"{type(optimizer).__name__}: {error}"
     whole = {id(piece): unit.grid.whole(s.tensor.shape) for unit in model.trained
@@ -122,7 +123,6 @@ def _misfit(model, optimizer, saved, mine):
               for p, arrays in zip(_parameters(optimizer), mine["state"], strict=True)]
     for i, name, grid in _own(model, optimizer):
         wanted[i][name] = grid.whole(mine["state"][i][name].shape)
-    found = [{name: a.shape for name, a in arrays.items()} for arrays in saved["state"]]
     for i in range(max(len(found), len(wanted))):
         if found[i:i + 1] != wanted[i:i + 1]:
             return (f"the saved optimizer state is of {len(found)} parameters, this optimizer has {len(wanted)}; the "

@@ -84,10 +84,14 @@ def refused():
     attempt("thawed", lambda: backward(half))
     model = fully_shard(net(), world)
     attempt("names", lambda: model.load_state_dict(net()[0].state_dict() if world.rank == 0 else None))
+    attempt("lists", lambda: model.load_state_dict(
+        {name: value.tolist() for name, value in net().state_dict().items()} if world.rank == 0 else None))
     adam = optim.Adam(model.parameters())
     small = optim.Adam(net()[0].parameters())
     attempt("optimizer state", lambda: load_full_optimizer_state_dict(
         model, adam, small.state_dict() if world.rank == 0 else None))
+    attempt("optimizer state of lists", lambda: load_full_optimizer_state_dict(
+        model, adam, adam.state_dict() | {"state": [{"exp_avg": [0.0]}]} if world.rank == 0 else None))
     scaled = fully_shard(nn.Sequential(Scaled()), world)
     attempt("mt.grad around it", lambda: mt.grad(lambda x: mt.sum(scaled(x)))(np.ones(4)))
     with scaled.gathered():

@@ -251,6 +251,8 @@ def test_what_is_refused(n):
         "stages differ": "fully_shard: the ranks have wrapped different models.*stage=1" if n > 1 else "nothing",
         "dtypes differ": "the ranks have wrapped different models.*float16" if n > 1 else "nothing",
         "changed": "the model was changed.*3 is new", "thawed": "first.bias: frozen when", "names": "KeyError.*2.bias",
+        "lists": "AttributeError.*'list' object has no attribute 'shape'",
+        "optimizer state of lists": "ValueError: Adam: 'list' object has no attribute 'shape'",
         "optimizer state": r"groups of \[2\] parameters, this \w+ of \[4\]",
         "mt.grad around it": "inside .with model.gathered.*which mt.grad",
         "mt.grad inside gathered": "nothing",
