@@ -4,7 +4,7 @@ import numpy as np
 
 from exercises.frame import Check, demand
 
-from . import choosing, drawing, halves, mischoices, mistakes, rings, softmaxes, training
+from . import choosing, drawing, halves, mischoices, misslices, mistakes, rings, slicing, softmaxes, training
 from .softmaxes import INF, draw
 
 BLOCK, QUERIES, SIZE = 16, 256, 4       # of what memory is measured with
@@ -206,3 +206,20 @@ class Blocks(Check):
     def picture(self, runs, path):
         case, got = runs[1][-1]
         return drawing.choice(case, got, mischoices.curves(case), path)
+
+
+# ---------------------------------------------------------------- 19.6
+
+class Slices(Check):
+    exercise = "19.6"
+    signatures = misslices.SIGNATURES
+    demands = misslices.DEMANDS
+
+    def cases(self, rng, ranks):
+        return slicing.cases(rng)
+
+    def truth(self, case):
+        return slicing.truth(case)
+
+    def picture(self, runs, path):
+        return drawing.slices([run for run in runs[1] if run[0]["what"] == "memory"], path)

@@ -4,6 +4,8 @@ import numpy as np
 
 from exercises.frame.pictures import COLORS, canvas, save
 
+from . import slicing
+
 KIB = 1024
 
 
@@ -106,3 +108,54 @@ def choice(case, got, curves, path):
             f"blocks of {size}, {curves['all'][-1]:.2f} with all keys and {curves['window'][-1]:.2f} with the last "
             f"{size * count}; {found:.0%} of the queries that need a key have chosen its block. That took {scores:,} "
             f"scores, not {time ** 2:,}")
+
+
+def slices(measured, path):
+    """19.6: a pipeline in time, with whole sequences and in slices; what its ranks hold, and what each slice takes.
+
+    measured  [(case, got)] of a long sequence, and of the pipeline's ranks with whole sequences, and with slices
+    """
+    (long, row), *pipelines = [(case, got["metered"]) for case, got in measured]
+    figure, panels = canvas(3, 2, size=(11, 7.4), width_ratios=(3.2, 1), height_ratios=(1, 1, 1.1))
+    titles = "whole sequences", f"in {slicing.SLICES} slices"
+    spans = [slicing.play(case["slices"]) for case, _ in pipelines]
+    ends = [max(done[-1][1] for done in of) for of in spans]
+    most = [[max(rank["held"]) / KIB for rank in rows] for _, rows in pipelines]
+    for (time, memory), of, held, title, end in zip(panels, spans, most, titles, ends, strict=False):
+        over_time(time, of)
+        time.set_title(f"{title}: the bubble is {100 * (1 - 3 * slicing.BATCHES / end):.0f} %", loc="left", size=10)
+        time.set(xlim=(0, ends[0]), yticklabels=[f"rank {rank}" for rank in range(len(of))])
+        memory.barh(range(len(held)), held, 0.8, color=COLORS[5])
+        for rank, kib in enumerate(held):
+            memory.text(kib, rank, f" {kib:,.0f}", va="center", fontsize=8)
+        memory.set_title("your attention holds, KiB", loc="left", size=10)
+        memory.set(xlim=(0, 1.25 * max(most[0])), yticks=[], ylim=time.get_ylim())
+        memory.grid(False)
+    panels[0][0].text(ends[0], -0.9, "pale: forward; numbers: micro-batches", ha="right", fontsize=8)
+    below, triangle = panels[2]
+    for (_, rows), of, title, color in zip(pipelines, spans, titles, COLORS, strict=False):
+        below.step([0, *[end for _, end, *_ in of[0]]], [0, *rows[0]["held"] / KIB], where="post", color=color, lw=1.6,
+                   label=title)
+    below.set(xlim=(0, ends[0]), ylim=(0, None), xlabel="time, in forwards of a sequence", ylabel="rank 0 holds, KiB")
+    count, peaks = long["slices"], row[0]["peaks"] / KIB
+    for label, of_each, color in (("forward", peaks[:count], COLORS[0]), ("backward", peaks[:count - 1:-1], COLORS[1])):
+        triangle.step(range(count), of_each, where="mid", color=color, lw=1.6, label=label)
+    triangle.set(xlabel=f"slice of a sequence of {count * long['length']}", ylabel="KiB at a time", ylim=(0, None))
+    for panel in panels[2]:
+        panel.legend(frameon=False)
+    save(figure, path)
+    return (f"{slicing.RANKS} ranks and {slicing.BATCHES} micro-batches: {ends[0]:g} forwards of a sequence, and "
+            f"{ends[1]:g} in {slicing.SLICES} slices; your attention holds {most[0][0]:,.0f} KiB on rank 0, and "
+            f"{most[1][0]:,.0f} in slices")
+
+
+def over_time(axes, spans):
+    """What ranks do (slicing.play): a colour for each micro-batch, pale in forward."""
+    for rank, done in enumerate(spans):
+        for begin, end, kind, k, _ in done:
+            axes.barh(rank, end - begin, 0.8, left=begin, color=COLORS[k], alpha=0.5 if kind == "F" else 1,
+                      edgecolor="white", lw=0.6)
+            if end - begin > 0.3:
+                axes.text((begin + end) / 2, rank, str(k), ha="center", va="center", fontsize=7, color="white")
+    axes.set(yticks=range(len(spans)), ylim=(len(spans) - 0.5, -0.5))
+    axes.grid(False)

@@ -1,6 +1,7 @@
 """How the answers of this chapter are called."""
 
 import time
+import traceback
 import tracemalloc
 
 import numpy as np
@@ -362,3 +363,73 @@ def through_softmax(q, k, v, seen, dout):
     by_p = dout @ v.transpose(0, 2, 1)
     by_score = weights * (by_p - (weights * by_p).sum(2, keepdims=True)) / root
     return by_score @ k, by_score.transpose(0, 2, 1) @ q
+
+
+# ---------------------------------------------------------------- 19.6
+
+def SlicedAttention(learner, inputs, run):
+    """Two layers' outputs, slice by slice; or the memory that slices take."""
+    if inputs["what"] == "memory":
+        tracemalloc.start(1)
+        try:        # the first row twice: what an answer's first calls leave behind isn't counted
+            return tried(lambda: {"metered": [metered(learner, inputs, steps)
+                                              for steps in [inputs["rows"][0], *inputs["rows"]]][1:]})
+        finally:
+            tracemalloc.stop()
+    layers, changed = [learner(), learner()], set()
+    found = {name: [[None] * len(batch["slices"]) for batch in inputs["batches"]] for name in ("out", "dq", "dk", "dv")}
+    given = [[{name: x.copy() for name, x in one.items()} for one in batch["slices"]] for batch in inputs["batches"]]
+
+    def walk():
+        for kind, which, j in inputs["steps"]:
+            batch, mine = inputs["batches"][which], given[which][j]
+            layer, number, was = layers[batch["layer"]], batch["number"], batch["slices"][j]
+            if kind == "F":
+                got = {"out": layer.forward(number, mine["q"], mine["k"], mine["v"])}
+            else:
+                got = dict(zip(("dq", "dk", "dv"), layer.backward(number, mine["dout"]), strict=True))
+            changed.update(name for name, x in mine.items() if not np.array_equal(x, was[name]))
+            for name, x in got.items():
+                found[name][which][j] = x.copy() if isinstance(x, np.ndarray) else x
+            # What is the caller's by now, the caller writes into.
+            for x in (*got.values(), *([mine["dout"]] if kind == "B" else [])):
+                if isinstance(x, np.ndarray) and x.flags.writeable:
+                    x.fill(np.nan)
+    said = ""
+    try:
+        with np.errstate(all="ignore"):
+            walk()
+    except Exception as error:
+        if not inputs["tried"]:
+            raise
+        lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_globals is vars(run.module)]
+        said = f"{type(error).__name__}: {error}" + "".join(f", at your line {line}" for line in lines[-1:])
+    return found | {"failed": bool(said), "said": said, "changed": sorted(changed)}
+
+
+def metered(learner, inputs, steps):
+    """{"peaks": the bytes that each call takes at a time, "held": those that are held after it, "left": those in large
+    arrays after the last one; "views": {name: how many times as large what it is a view of}}."""
+    heads, size, length = inputs["heads"], inputs["size"], inputs["length"]
+    whole = np.cos(np.arange(heads * inputs["slices"] * length * size) ** 2.0).reshape(heads, -1, size)
+    taken, views = np.zeros((2, len(steps))), {}
+    before, large_before = tracemalloc.get_traced_memory()[0], large()
+    layer = learner()
+    for number, (kind, batch, j) in enumerate(steps):
+        own = [whole[:, j * length:(j + 1) * length].copy() for _ in range(3 if kind == "F" else 1)]
+        at_first = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        got = layer.forward(batch, *own) if kind == "F" else layer.backward(batch, *own)
+        taken[0, number] = tracemalloc.get_traced_memory()[1] - at_first
+        got = (got,) if kind == "F" else got
+        for name, x in zip(("out",) if kind == "F" else ("dq", "dk", "dv"), got, strict=True):
+            if isinstance(getattr(x, "base", None), np.ndarray) and x.base.nbytes > x.nbytes:
+                views[name] = x.base.nbytes / x.nbytes
+        del got, own, x
+        taken[1, number] = tracemalloc.get_traced_memory()[0] - before
+    return {"peaks": taken[0], "held": taken[1], "left": large() - large_before, "views": views}
+
+
+def large():
+    """Bytes that live, in pieces of 1,024 or more: of smaller ones NumPy keeps some for the next arrays."""
+    return sum(trace.size for trace in tracemalloc.take_snapshot().traces if trace.size >= 1024)
