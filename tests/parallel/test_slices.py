@@ -148,6 +148,15 @@ def test_what_is_held(lengths, monkeypatch):
     assert len(held) == 2 * n + 1 and back == forward[-2] + keys and held[-1] == x.nbytes
 
 
+def test_evaluation_holds_one_micro_batch_at_a_time():
+    pipeline = pipeline_of(gpt(), slices=4)
+    kept, held = [attention.kept for attention in pipeline.slices.of_chunk[0].values()], []
+    pipeline.evaluate(batch_of(), lambda y, labels: held.append([*map(len, kept)]) or 0)
+    assert held == [[1, 1]] * 12 and not any(kept)
+    pipeline.run(batch_of(), loss_sum, seed=0, step=0)
+    assert not any(kept)
+
+
 @pytest.mark.parametrize("n, slices, lengths", [(2, 4, None), (3, 2, [9, 4])])
 def test_no_more_is_sent(n, slices, lengths):
     """And rank r of p has p - r + s - 1 slices at once."""
