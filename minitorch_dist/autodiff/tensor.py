@@ -10,6 +10,7 @@ from ..ledger import keep
 from .hooks import RemovableHandle, without
 from .primitive import GENERAL, TRACED, Traced, aux_of, bind, lower, run_forward, state
 from .saved import Packed
+from .traced import dtype_of_data, shape_of_data
 from .writes import tick, wrote
 
 
@@ -69,25 +70,7 @@ class Tensor(Traced):
         self.data = data
         self.node = node
 
-    @property
-    def shape(self):
-        """The sizes of its axes, a tuple."""
-        try:
-            return self.data.shape
-        except AttributeError as error:
-            raise self._no_array() from error
-
-    @property
-    def dtype(self):
-        """Its elements' type, NumPy's."""
-        try:
-            return self.data.dtype
-        except AttributeError as error:
-            raise self._no_array() from error
-
-    def _no_array(self):
-        return TypeError(f"this Tensor was made of a {type(self.data).__name__}, and Tensor(…) takes an array as it "
-                         "is: mt.tensor(values) makes one of lists and numbers, mt.zeros(shape) one of a shape")
+    shape, dtype = property(shape_of_data), property(dtype_of_data)
 
     def lowered(self):
         return self.data

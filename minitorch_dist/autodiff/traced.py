@@ -117,6 +117,28 @@ class Traced:
 TRACED = set()
 
 
+def shape_of_data(tensor):
+    """The shape of the array that a Tensor holds."""
+    try:
+        return tensor.data.shape
+    except AttributeError as error:
+        raise no_array(tensor) from error
+
+
+def dtype_of_data(tensor):
+    """The dtype of the array that a Tensor holds."""
+    try:
+        return tensor.data.dtype
+    except AttributeError as error:
+        raise no_array(tensor) from error
+
+
+def no_array(tensor):
+    """What is said where it holds none, as torch's Tensor([1.0]) may."""
+    return TypeError(f"this Tensor was made of a {type(tensor.data).__name__}, and Tensor(…) takes an array as it is: "
+                     "mt.tensor(values) makes one of lists and numbers, mt.zeros(shape) one of a shape")
+
+
 def explain(error):
     """Add to an exception of NumPy's, inside a transform of its arrays, what to write instead."""
     note = None
