@@ -95,7 +95,7 @@ def minimum(function, start, steps=300):
 
 def fit(n, d, losses):
     """The Law of some runs: arrays, one number for each. From a single start one may end in a valley that isn't the
-    deepest: STARTS are several."""
+    deepest: STARTS are several, some of which may end at one value."""
     # begin with one start, and what you get for it. Which of several results is the one?
     value, theta = min((minimum(lambda theta: objective(theta, n, d, losses), start) for start in STARTS),
                        key=lambda found: found[0])
