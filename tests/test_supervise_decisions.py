@@ -39,6 +39,7 @@ def test_more_ranks_are_tried_again():
     assert next_start(attempts, rule._replace(max_restarts=2)).ranks == 1
     assert next_start(attempts[:2], rule._replace(grow=False)).ranks == 1
     assert [without_progress(attempts[:i + 1]) for i in range(8)] == [1, 1, 1, 1, 1, 1, 1, 2]
+    assert without_progress([failed(10), failed(20, ranks=2), failed(20), failed(20, ranks=2)]) == 2
 
 
 def test_one_number_of_ranks_at_a_time_is_tried():
@@ -66,6 +67,8 @@ def test_a_crash_loop_names_its_step():
     rule = Rule((4,), max_restarts=1)
     assert next_start([failed(29), failed(29, 20)], rule) == End(
         "a crash loop: 2 failures and no step further, in step 30 (--max-restarts 1); the last words:", True)
+    assert next_start([failed(9), failed(29), failed(29)], rule).why.startswith("a crash loop: 2 failures and no step "
+                                                                                "further, in step 30 (")
     assert "before a step was noted (" in next_start([failed(None), failed(None)], rule).why
     assert "in step 1,200 and in step 7 (" in next_start([failed(1199), failed(6)], rule).why
     assert isinstance(next_start([failed(3)], Rule((4,), max_restarts=0)), End)
@@ -91,7 +94,8 @@ def test_goodput_counts_each_step_once():
     assert goodput(attempts)[:2] == (35.0, 19) and attempts[2].ends_saved
     attempts[2].saved = None
     assert goodput([*attempts, Attempt(2, 1)])[:2] == (30.0, 39)        # which didn't come to its first step
-    assert goodput([Attempt(1, 0)]) == goodput([]) == (0, 0, 0.0) and not Attempt(1, 1).ends_saved
+    assert goodput([Attempt(1, 0)]) == goodput([Attempt(1, 1)]) == goodput([]) == (0, 0, 0.0)
+    assert not Attempt(1, 1).ends_saved
     anew = [Attempt(1, 9, 0, [1.0] * 5), Attempt(1, 0, 0, [1.0] * 7)]   # nothing was saved
     assert goodput(anew) == (7.0, 5, 5.0)
 

@@ -64,6 +64,18 @@ def test_each_number_goes_to_the_level_next_to_it(signed, dtype):
         assert np.abs(got).max() == scale and (signed or (got[block > 0] > 0).all())
 
 
+@each_sign
+def test_a_cell_of_the_table_has_the_level_next_to_its_middle(signed):
+    """A cell is what has the same 20 upper bits; the next one's begins 2¹² further."""
+    cells = np.arange(1, 0x3F800, 31, dtype=np.uint32)      # from above 0 to below 1
+    middles = ((cells << 12) + (1 << 11)).view(np.float32).astype("f8")
+    levels, codes = tables(signed, "cpu")
+    off = np.abs(middles[:, None] - levels[0 if signed else 1:].astype("f8"))       # without a sign 0 is 0's alone
+    np.testing.assert_array_equal(np.abs(middles - levels[codes[cells]]), off.min(1))
+    if signed:
+        np.testing.assert_array_equal(levels[codes[cells + (1 << 19)]], -levels[codes[cells]])
+
+
 @pytest.mark.parametrize("dtype, values", [("f4", [1e30, 1e-12, 1e-8, 0.0]), ("f8", [1e60, 1e-60, 1.0, 0.0])])
 def test_nothing_above_0_becomes_0_however_far_below_the_largest(dtype, values):
     values = np.array(values, dtype)
@@ -73,7 +85,7 @@ def test_nothing_above_0_becomes_0_however_far_below_the_largest(dtype, values):
 
 
 def test_nothing_above_0_becomes_0_without_a_sign():
-    values = np.array([1.0, 1e-9, 1e-30, 0.0] + [0.0] * 12, np.float32)
+    values = np.array([1.0, 1e-9, 1e-30, -0.0] + [0.0] * 12, np.float32)
     assert packed(values, False).unpack()[:4].tolist() == [1.0, np.float32(1e-7), np.float32(1e-7), 0.0]
     assert packed(values, True).unpack()[:4].tolist() == [1.0, 0.0, 0.0, 0.0]
 
