@@ -14,7 +14,6 @@ Source: Megatron-LM, whose first and last stage share the word embeddings so.
 """
 
 import copy
-import math
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import NamedTuple
@@ -282,10 +281,8 @@ class Chains:
 
 def is_unused(gradient):
     """Whether an array stands in the place of a gradient that there isn't; one element tells."""
-    if not gradient.size:
-        return False
-    first = float(to(gradient.reshape(-1)[:1], "cpu")[0])
-    return first == 0 and math.copysign(1, first) < 0
+    first = to(gradient.reshape(-1)[:1], "cpu")
+    return bool(((first == 0) & np.signbit(first)).any())
 
 
 def links(ties):

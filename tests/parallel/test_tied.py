@@ -79,10 +79,18 @@ def test_one_that_no_stage_uses_has_no_gradient(what):
             np.testing.assert_allclose(value, wanted[name], rtol=1e-11, atol=1e-13, err_msg=name)
 
 
-def test_one_that_a_later_stage_does_not_use_keeps_its_bits():
-    for copy_of_it, alone in crews.call(CASES + "unused_behind", 2):
-        assert np.abs(alone).max() > 1e-3
-        np.testing.assert_array_equal(copy_of_it, alone)
+def test_one_that_no_stage_uses_keeps_the_gradient_that_it_has():
+    for gradient in crews.call(CASES + "unused_after", 2):
+        assert (gradient == 3).all()
+
+
+def test_what_a_later_stage_has_of_its_gradient_keeps_its_bits():
+    """Also where that is nothing, and where it looks like nothing."""
+    for found in crews.call(CASES + "exact_behind", 2):
+        assert len(found) == 3
+        for copy_of_it, alone in found:
+            assert np.abs(alone).max() > 1e-3
+            np.testing.assert_array_equal(copy_of_it, alone)
 
 
 @pytest.mark.parametrize("stage", [1, 3])

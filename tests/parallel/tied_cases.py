@@ -185,17 +185,43 @@ def unused_everywhere(what):
     return found
 
 
-def unused_behind():
-    """In exact mode, the gradients of two copies of which only the first is used, and of a process alone."""
+def unused_after():
+    """A stage's gradient of the matrix that none uses, where there was one before the batch."""
+    world = comm.world()
+    mt.manual_seed(1)
+    used, unused = (nn.Linear(plain.FEATURES, plain.FEATURES, bias=False, dtype=np.float64) for _ in range(2))
+    stage = cut_sequential(nn.Sequential(*(Around(used.weight, unused.weight) for _ in range(2))), 2)[world.rank]
+    mine = next(iter(stage)).unused
+    mine.grad = np.full(mine.shape, 3.0)
+    Pipeline([stage], world, gpipe(2, 4)).run(batches(1)[0], loss_of, seed=1, step=0)
+    return mine.grad.numpy().copy()
+
+
+class Scaled(nn.Module):
+    """x Σ W, without W's first element: the gradient's is 0 times what may be below 0."""
+
+    def __init__(self, layer, zero):
+        super().__init__()
+        self.weight, self.share = layer.weight, np.ones(layer.weight.shape)
+        self.share[0, 0] = zero
+
+    def forward(self, x):
+        return x * mt.sum(self.weight * self.share)
+
+
+def exact_behind():
+    """In exact mode, [(the gradient of a copy, that of a process alone)]: of two of which the second isn't used, and of
+    two where its gradient begins with 0.0 or -0.0."""
     world, found = comm.world(), []
-    for ranks in world, comm.world_of_one():
-        mt.manual_seed(1)
-        first = nn.Linear(plain.FEATURES, plain.FEATURES, bias=False, dtype=np.float64)
-        stages = cut_sequential(nn.Sequential(Again(first, False), Idle(first)), ranks.size)
-        stage = DistributedDataParallel(stages[ranks.rank], comm.world_of_one(), exact=True, micro_shards=4)
-        Pipeline([stage], ranks, zb_h1(ranks.size, 4)).run(batches(1)[0], loss_of, seed=1, step=0)
-        found += [p.grad.numpy().copy() for p in stage.parameters()]
-    return found
+    for behind in Idle, lambda layer: Scaled(layer, 0.0), lambda layer: Scaled(layer, -0.0):
+        for ranks in world, comm.world_of_one():
+            mt.manual_seed(1)
+            first = nn.Linear(plain.FEATURES, plain.FEATURES, bias=False, dtype=np.float64)
+            stages = cut_sequential(nn.Sequential(Again(first, False), behind(first)), ranks.size)
+            stage = DistributedDataParallel(stages[ranks.rank], comm.world_of_one(), exact=True, micro_shards=4)
+            Pipeline([stage], ranks, zb_h1(ranks.size, 4)).run(batches(1)[0], loss_of, seed=1, step=0)
+            found += [p.grad.numpy().copy() for p in stage.parameters()]
+    return list(zip(found[::2], found[1::2], strict=True))
 
 
 def frozen(path, name, stage):
