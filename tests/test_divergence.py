@@ -84,6 +84,11 @@ def test_a_step_that_finds_nan_leaves_the_parameters_alone(clip):
     assert step > 0 and np.isfinite(before[0]).all()
     for was, p in zip(before, model.parameters(), strict=True):
         np.testing.assert_array_equal(p.numpy(), was)
+    optimizer = optim.SGD(model.parameters(), lr=1.7e308, weight_decay=10.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss, _ = training.train_step(model, optimizer, batch, loss_sum, comm.world(), seed=0, step=step, finite=False)
+    assert loss == np.inf       # it goes on, if asked to
 
 
 @pytest.mark.parametrize(("program", "flags"), [
