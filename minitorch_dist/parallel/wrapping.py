@@ -52,7 +52,7 @@ class ReducingModule(Module):
 
     def __getattr__(self, name):
         module = self.__dict__.get("_modules", {}).get("")
-        if module is not None and not name.startswith("__") and hasattr(module, name):
+        if module is not None and hasattr(module, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}. Here: model.module.{name}")
         return self.__getattribute__(name)      # which has failed once, and says why
 
