@@ -1,6 +1,7 @@
 """What the ranks do in the tests of buckets and of the check of the model."""
 
 import hashlib
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -206,14 +207,16 @@ class Counting(nn.Module):
 
 
 def buffers():
-    """The buffer after three forwards, the third in evaluation; with and without broadcast_buffers."""
+    """The buffer after three forwards, the third in evaluation; with and without broadcast_buffers, inside of no_sync()
+    and in exact mode."""
     world = comm.world()
     seen = []
-    for wanted in (True, False):
-        model = DistributedDataParallel(Counting(), world, broadcast_buffers=wanted)
+    for settings in ({}, {"broadcast_buffers": False}, {}, {"exact": True}):
+        model = DistributedDataParallel(Counting(), world, **settings)
         for k in range(3):
             model.train(k < 2)
-            model(mt.tensor(np.ones((1 + world.rank, 2), np.float32)))
+            with model.no_sync() if len(seen) == 2 else nullcontext():
+                model(mt.tensor(np.ones((1 + world.rank, 2), np.float32)))
         seen.append(float(model.module.rows[0]))
     return seen
 

@@ -119,8 +119,9 @@ def test_frozen_parameters_are_broadcast_and_left_alone():
 
 def test_buffers_are_broadcast_before_each_forward_in_training():
     # Rank r adds r + 1 to the buffer in every forward. Broadcast: rank 0's 1, then each adds its own; no broadcast in
-    # evaluation.
-    assert crews.call(CASES + "buffers", 3) == [[3.0, 3.0], [1 + 2 + 2.0, 6.0], [1 + 3 + 3.0, 9.0]]
+    # evaluation, inside of no_sync() and in exact mode.
+    assert crews.call(CASES + "buffers", 4) == [
+        [3.0] * 4, [1 + 2 + 2.0, 6.0, 6.0, 6.0], [1 + 3 + 3.0, 9.0, 9.0, 9.0], [1 + 4 + 4.0, 12.0, 12.0, 12.0]]
 
 
 def test_a_buffer_that_is_assigned_is_broadcast_too():
