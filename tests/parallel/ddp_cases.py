@@ -116,6 +116,10 @@ def order_rebuilt(first="optimizer after"):
 
 # ---------------------------------------------------------------- is the model the same?
 
+class Own(nn.Dropout):
+    """No layer of the library's: its settings may be different on each rank."""
+
+
 def different_models():
     """{what differs: the error}."""
     world = comm.world()
@@ -149,6 +153,7 @@ def different_models():
     net = build()
     for layer in net.modules():     # notes of one's own
         layer.note, layer.seconds, layer.neighbours = f"of rank {world.rank}", 0.1 * world.rank, tuple(net)
+    net.add_module("own", Own(0.1 * world.rank))
     DistributedDataParallel(net, world)
     return said
 
