@@ -9,6 +9,7 @@ from .softmaxes import INF
 
 NAMES = ("out", "dq", "dk", "dv")
 RANKS, BATCHES, SLICES = 4, 4, 4        # of the pipeline that is drawn
+EQUAL = "equal slices"      # of one micro-batch: who fails with other cases isn't stopped (drive.py)
 HEADS, SIZE, LENGTH, LONG = 4, 4, 32, 16        # of what memory is measured with; LONG: slices of a long sequence
 
 
@@ -54,7 +55,7 @@ def truth(case):
         at, ends = np.arange(q.shape[1]), np.cumsum(lengths(batch))[:-1]
         whole = softmaxes.exact(q, k, v, at, at)[0], *softmaxes.exact_gradients(q, k, v, at, at, dout)
         for name, array in zip(NAMES, whole, strict=True):
-            comes = name == "out" or ["B", len(found[name]), 0] in case["steps"]
+            comes = name == "out" or any(step[0] == "B" for step in case["steps"])
             found[name].append(np.split(array, ends, 1) if comes else [None] * len(batch["slices"]))
     return found | {"failed": False}
 
@@ -262,12 +263,12 @@ class Layer:
                           for x, sign, power in zip(found, self.signs, self.powers, strict=True)])
 
 
-def run(case, together=False, **how):
-    """The outputs of a case, with mistakes. together: all layers are one."""
+def run(case, shared=False, **how):
+    """The outputs of a case, with mistakes. shared: all layers are one."""
     if case["what"] == "memory":
         return {}
     layers = [Layer(**how) for _ in range(2)]
-    layers = layers[:1] * 2 if together else layers
+    layers = layers[:1] * 2 if shared else layers
     found = {name: [[None] * len(batch["slices"]) for batch in case["batches"]] for name in NAMES}
     try:
         with np.errstate(all="ignore"):
@@ -303,40 +304,43 @@ def and_back(slices):
     return there(slices) + [["B", 0, j] for j in reversed(range(slices))]
 
 
-def alone(batch, tried=False, steps=and_back):
-    """A case of one micro-batch. tried: an answer that fails isn't stopped."""
-    return {"what": "values", "batches": [batch], "tried": tried, "steps": steps(len(batch["slices"]))}
+def alone(what, batch, steps=and_back):
+    """A case of one micro-batch."""
+    return {"what": what, "batches": [batch], "steps": steps(len(batch["slices"]))}
 
 
 def pipelined(batches, rank=0, ranks=3):
     """A case of micro-batches of as many slices, in the order of 1F1B."""
     order = row(rank, len(batches[0]["slices"]), ranks, len(batches))
-    return {"what": "values", "batches": batches, "steps": order, "tried": True}
+    return {"what": "micro-batches in 1F1B", "batches": batches, "steps": order}
+
+
+def together(what, *cases):
+    """(a case of all their micro-batches, [the steps of each])."""
+    before = np.cumsum([0, *[len(case["batches"]) for case in cases]]).tolist()
+    steps = [[[kind, which + n, j] for kind, which, j in case["steps"]]
+             for n, case in zip(before, cases, strict=False)]
+    return {"what": what, "batches": [batch for case in cases for batch in case["batches"]]}, steps
 
 
 def by_turns(*cases):
-    """Cases, whose steps alternate, as one: of layers that are on one rank, and know nothing of each other."""
-    steps, before = [], 0
-    for case in cases:
-        steps.append([[kind, which + before, j] for kind, which, j in case["steps"]])
-        before += len(case["batches"])
-    return {"what": "values", "batches": [batch for case in cases for batch in case["batches"]], "tried": True,
-            "steps": [step for together in zip(*steps, strict=True) for step in together]}
+    """Cases whose steps alternate: of layers that are on one rank, and know nothing of each other."""
+    found, steps = together("two layers", *cases)
+    return found | {"steps": [step for of_all in zip(*steps, strict=True) for step in of_all]}
+
+
+def one_behind_the_other(*cases):
+    """Cases of one layer."""
+    found, steps = together("two batches", *cases)
+    return found | {"steps": sum(steps, [])}
 
 
 def woven(batches):
     """A case of micro-batches that take turns, in forward, and the other way round in backward."""
     numbers, slices = range(len(batches)), range(len(batches[0]["slices"]))
     steps = [["F", k, j] for j in slices for k in numbers]
-    return {"what": "values", "batches": batches, "tried": True,
+    return {"what": "micro-batches by turns", "batches": batches,
             "steps": steps + [["B", k, j] for j in reversed(slices) for k in reversed(numbers)]}
-
-
-def one_behind_the_other(*cases):
-    found = by_turns(*[case | {"steps": []} for case in cases])
-    before = np.cumsum([0, *[len(case["batches"]) for case in cases]])
-    return found | {"steps": [[kind, which + int(n), j] for n, case in zip(before, cases, strict=False)
-                              for kind, which, j in case["steps"]]}
 
 
 def lifted(rng, by, sizes, **how):
@@ -351,7 +355,7 @@ def lifted(rng, by, sizes, **how):
     return batch
 
 
-def towering(rng, sizes, by=2000.0):
+def towering(rng, sizes, by=800.0):
     """A micro-batch in which each slice's last key has greater scores by far than all others, unseen by most."""
     batch = lifted(rng, np.ones(sum(sizes)), sizes)
     for one in batch["slices"]:
@@ -379,15 +383,15 @@ def cases(rng):
               for rank, lengths in ((0, ((2, 4, 1), (3, 1, 3), (1, 1, 5))), (1, ((4, 1, 2), (1, 5, 1), (3, 2, 2))))]
     layers = [pipelined([draw(rng, sizes, number, layer) for number, sizes in enumerate(lengths)], 1)
               for layer, lengths in enumerate((((3, 2), (2, 3), (1, 4)), ((2, 3), (4, 1), (3, 3))))]
-    return [alone(draw(rng, (4, 4, 4))), alone(draw(rng, (5,), 3, heads=1)),
-            alone(draw(rng, (1, 5, 2, 1), 7, heads=3), tried=True),
-            alone(draw(rng, (6, 1, 1, 3, 2), heads=1, features=2, width=2), tried=True),
+    return [alone(EQUAL, draw(rng, (4, 4, 4))), alone(EQUAL, draw(rng, (5,), 3, heads=1)),
+            alone("slices of several lengths", draw(rng, (1, 5, 2, 1), 7, heads=3)),
+            alone("slices of several lengths", draw(rng, (6, 1, 1, 3, 2), heads=1, features=2, width=2)),
             pipelined([draw(rng, (3, 3, 3), number) for number in range(3)]),
             one_behind_the_other(*rounds), by_turns(*layers),
             woven([draw(rng, (3, 2, 2), number) for number in (1, 0)]),
-            alone(lifted(rng, levels, (7, 4, 7)), tried=True),
-            alone(towering(rng, (4, 3, 3)), tried=True),
-            alone(of_whole_numbers(rng, (4, 12), 2.0 ** 31), tried=True, steps=there),
+            alone("scores in the thousands", lifted(rng, levels, (7, 4, 7))),
+            alone("keys far above others", towering(rng, (4, 3, 3))),
+            alone("scores far below 0", of_whole_numbers(rng, (4, 12), 2.0 ** 31), there),
             *measured()]
 
 

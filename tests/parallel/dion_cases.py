@@ -6,7 +6,7 @@ import minitorch_dist as mt
 from minitorch_dist import checkpoints, comm, data, ledger, nn, optim
 from minitorch_dist.parallel import DistributedDataParallel, fully_shard
 from minitorch_dist.parallel.noise_scale import GradientNoiseScale
-from minitorch_dist.parallel.pipelines.pipeline import Pipeline, cut_sequential
+from minitorch_dist.parallel.pipelines import Pipeline, cut_sequential
 from minitorch_dist.parallel.pipelines.schedules import one_forward_one_backward
 
 from . import plain

@@ -1,4 +1,4 @@
-# 19.6: it fails with micro-batches
+# 19.6: it fails with two batches
 import numpy as np
 
 

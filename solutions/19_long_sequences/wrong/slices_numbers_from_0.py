@@ -1,4 +1,4 @@
-# 19.6: it fails with slices of
+# 19.6: it fails with slices of several lengths
 import numpy as np
 
 

@@ -1,4 +1,4 @@
-# 19.6: it fails with micro-batches 0, 1, 2
+# 19.6: it fails with micro-batches in 1F1B: numbers 0, 1, 2
 import numpy as np
 
 

@@ -1,4 +1,4 @@
-# 19.6: it fails with slices of 1, 5, 2, 1 positions
+# 19.6: it fails with slices of several lengths, [1, 5, 2, 1]
 import numpy as np
 
 
