@@ -45,7 +45,7 @@ CLASSES = {
               "logical_not floor_divide where astype reshape transpose split pick concatenate getitem scatter_add "
               "reorder sort broadcast_to max min argmax argmin any all gelu swiglu windows fold to_device max_pool "
               "avg_pool scatter_to gather_from all_to_all greatest_scores ring_greatest_scores "
-              "greatest_block_scores",
+              "greatest_block_scores with_earlier recalled handed_on",
 }
 CLASS_OF = {name: kind for kind, names in CLASSES.items() for name in names.split()}
 DTYPES = ("float16", "bfloat16")        # that autocast knows
