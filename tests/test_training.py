@@ -243,11 +243,14 @@ def test_a_full_disk_is_told_with_the_file(tmp_path):
 
 
 @pytest.mark.parametrize("steps", [60, 600])        # fewer than a buffer holds: written at the end; and more
-def test_a_history_that_the_disk_has_no_room_for_is_named(tmp_path, steps):
-    with file_size_limit(2_000), pytest.raises(OSError, match=r"File too large: '.*/history\.jsonl'"):
+def test_a_history_that_the_disk_has_no_room_for_is_named(tmp_path, capsys, steps):
+    with file_size_limit(2_000), pytest.raises(SystemExit) as ended:
         with training.Run(tmp_path, comm.world()) as run:
             for _ in range(steps):
                 run.log(1.0, 0, 10, time.perf_counter())
+    assert ended.value.code == 1 and isinstance(ended.value.__cause__, OSError)
+    said = f"{tmp_path}/history.jsonl: File too large: the run ends after step {run.step}. There is no checkpoint"
+    assert capsys.readouterr().err.startswith(said) and 30 < run.step <= steps
     training.Run(tmp_path, comm.world())                # the folder isn't locked any more
 
 

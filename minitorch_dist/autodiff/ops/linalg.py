@@ -33,7 +33,8 @@ def matmul(x, y):
             raise ValueError(f"matmul: shapes {x.shape} and {y.shape}: 0-d operands have no product; use *")
         out = _matmul(reshape(x, (1, *x.shape)) if left == 1 else x, reshape(y, (*y.shape, 1)) if right == 1 else y)
     except ValueError:
-        if left and right and x.shape[-1] != (rows := y.shape[max(right - 2, 0)]):
+        apart = hasattr(x, "layout") or hasattr(y, "layout")        # which tell more: how they lie
+        if left and right and not apart and x.shape[-1] != (rows := y.shape[max(right - 2, 0)]):
             raise ValueError(f"matmul: shapes {x.shape} and {y.shape} don't fit: x has rows of {x.shape[-1]}, and y "
                              f"columns of {rows}") from None
         raise
