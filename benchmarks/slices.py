@@ -4,8 +4,10 @@
 
 Both passes of a GPT's blocks, a half on each rank, on one BLAS thread each. "on paper" is what the schedule's clock
 makes of one rank's seconds for all of the work, half of them on each rank: where no messages and no calls of NumPy took
-time, and slices took equally long. "at once" is what the fullest rank's tape holds at most, by the ledger; of torch it
-isn't known. Everything is measured in turns in one job; the time of a turn is that of the slower rank.
+time, and slices took equally long and had as much to do. They have less: a whole sequence's scores are made with all
+keys and half of them hidden, a slice's with the keys up to its end. "at once" is what the fullest rank's tape holds at
+most, by the ledger; of torch it isn't known. Everything is measured in turns in one job; the time of a turn is that of
+the slower rank.
 """
 
 import os
