@@ -2,14 +2,17 @@
 
 import gc
 import importlib.util
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
 import minitorch_dist as mt
-from minitorch_dist import backend, kernels, optim
+from minitorch_dist import backend, comm, kernels, nn, optim
 from minitorch_dist.autodiff.primitive import lower
 from minitorch_dist.autodiff.tree import flatten
+from minitorch_dist.data import Loader
+from minitorch_dist.parallel.pipelines import Pipeline, schedule_of
 from minitorch_dist.testing import ranks
 
 from ..autodiff import samples
@@ -107,6 +110,28 @@ def test_curves_of_cpu_and_gpu_agree(name, fused):
     for parameter, value in here[1].items():
         error = np.linalg.norm(there[1][parameter] - value) / max(np.linalg.norm(value), 1e-3)
         assert error < 1e-4, f"{parameter}: {error:.1e}"
+
+
+@pytest.mark.parametrize("window", [None, (5, None), ("linear", "delta"), "2x4"], ids=str)
+@pytest.mark.parametrize("fused", [True, False], ids=["kernels", "CuPy alone"])
+def test_sequences_in_slices(window, fused):
+    """Through the stage of a pipeline: keys of earlier slices are a part of an array, and queries begin behind them."""
+    tokens = np.random.default_rng(0).integers(0, 11, (4, 25))
+    batch = next(Loader(tokens[:, :-1], tokens[:, 1:], 4, shuffle=False).epoch(0))
+
+    def trained(device):
+        mt.manual_seed(1)
+        model = nn.GPT(11, 24, layers=2, heads=2, dim=32, positions="rotary", window=window).to(device)
+        pipeline = Pipeline([model], comm.communicator.world_of_one(), schedule_of("1f1b", 1, 2, slices=3), [10, 8, 6])
+        loss = pipeline.run(batch, lambda y, labels: nn.cross_entropy(y, labels, reduction="sum"), seed=0, step=0,
+                            units=24)
+        return loss, [backend.to(lower(p.grad), "cpu") for p in model.parameters()]
+    loss, gradients = trained("cpu")
+    with nullcontext() if fused else kernels.disable():
+        found = trained("cuda")
+    assert found[0] == pytest.approx(loss, rel=1e-5)
+    for mine, gradient in zip(found[1], gradients, strict=True):
+        assert_close(mine, gradient)
 
 
 @pytest.mark.parametrize("optimizer", test_steps.OPTIMIZERS)
