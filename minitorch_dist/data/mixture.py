@@ -127,23 +127,21 @@ class Mixture:
         numbers, rows = self.where(indices)
         both = [np.empty((len(rows), *shape), dtype) for dtype, shape in self._form]
         for i in np.unique(numbers):
-            here = numbers == i
-            for into, part in zip(both, list(self.sources.values())[i].read(rows[here]), strict=True):
+            here, name = numbers == i, list(self.sources)[i]
+            found = self.sources[name].read(rows[here])
+            _check_form(name, found, self._form)
+            for into, part in zip(both, found, strict=True):
                 into[here] = part
         return tuple(both)
 
     @cached_property
     def _form(self):
         """[(dtype, shape)] of a sample's input, and of its label: what all sources say that they are like."""
-        forms = {name: [(part.dtype, part.shape[1:]) for part in source.read(np.zeros(0, np.int64))]
-                 for name, source in self.sources.items()}
-        first = next(iter(forms.values()))
-        for name, form in forms.items():
-            for (dtype, shape), (others, theirs) in zip(form, first, strict=True):
-                if (dtype, shape) != (others, theirs):
-                    raise ValueError(f"Mixture: samples of {name} are {dtype} {shape}, others are {others} {theirs}: "
-                                     "sources must have one form")
-        return first
+        found = {name: source.read(np.zeros(0, np.int64)) for name, source in self.sources.items()}
+        form = [(part.dtype, part.shape[1:]) for part in next(iter(found.values()))]
+        for name, parts in found.items():
+            _check_form(name, parts, form)
+        return form
 
     def __str__(self):
         rows = [["source", "rows", *(f"phase {i + 1}" for i in range(len(self.phases))), "samples", "times through"]]
@@ -174,3 +172,11 @@ def _weights(sources, weights):
         raise ValueError(f"Mixture: weights {found} sum up to {sum(found):,}, and that many turns are listed before "
                          f"they repeat: {MOST_TURNS:,} at most. Round them")
     return found
+
+
+def _check_form(name, parts, form):
+    """ValueError where a source gives samples of another form than the first one's."""
+    for part, (dtype, shape) in zip(parts, form, strict=True):
+        if (part.dtype, part.shape[1:]) != (dtype, shape):
+            raise ValueError(f"Mixture: samples of {name} are {part.dtype} {part.shape[1:]}, others are {dtype} "
+                             f"{shape}: sources must have one form")

@@ -163,6 +163,11 @@ def test_what_does_not_fit_is_told():
     halves = Mixture({"a": a, "b": Arrays(np.full((4, 2), 0.5), np.arange(4))}, [(6, {"a": 1, "b": 1})])
     with pytest.raises(ValueError, match=r"samples of b are float64 \(2,\), others are int64 \(2,\)"):
         halves.read([0, 1])
+    fickle = numbered(6, 1)
+    fickle.read = lambda rows: (np.zeros((len(rows), 2), np.float64 if len(rows) else np.int64),
+                                np.zeros(len(rows), int))
+    with pytest.raises(ValueError, match=r"samples of b are float64 \(2,\), others are int64 \(2,\)"):
+        Mixture({"a": a, "b": fickle}, [(6, {"a": 1, "b": 1})]).read([0, 1])
     for lost in ([6], [-1], [3, -1, 2]):
         with pytest.raises(IndexError, match="samples 0 to 5, got"):
             mixture.read(lost)
