@@ -52,6 +52,7 @@ def test_slices_have_the_gradients_of_whole_sequences(more, how):
     same(one, plain)
     assert one[3].live == {"gpipe": 3 * how["slices"]}.get(how.get("name"), how["slices"])
     assert all(m.context is None for m in model.modules() if hasattr(m, "context"))      # it is as it was
+    assert [*map(type, model.modules())] == [*map(type, gpt(**more).modules())]
     logits = model.eval()(batch_of().inputs[:2])
     np.testing.assert_array_equal(logits.numpy(), gpt(**more).eval()(batch_of().inputs[:2]).numpy())
 

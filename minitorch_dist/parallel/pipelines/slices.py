@@ -328,7 +328,7 @@ class Slices:
         for chunk, attentions in zip(self.chunks, self.of_chunk, strict=True):
             for m in chunk.modules():
                 if isinstance(m, Dropout) or hasattr(m, "context"):
-                    before.append((m, "context" in vars(m)))
+                    before.append((m, type(m), "context" in vars(m)))
                     if isinstance(m, Dropout):
                         of_part(m, context=self.places)
                     else:
@@ -336,7 +336,8 @@ class Slices:
         try:
             yield
         finally:
-            for m, had in before:
+            for m, kind, had in before:
+                m.__class__ = kind      # a Dropout was of a part
                 if had:
                     object.__setattr__(m, "context", None)      # as check_slices has found it
                 else:
