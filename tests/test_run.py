@@ -17,6 +17,7 @@ import minitorch_dist as mt
 from minitorch_dist import attempt, comm, nn, optim, training
 from minitorch_dist.checkpoints import CheckpointError, Checkpoints
 from tests.crews import crews
+from tests.parallel.test_offload import file_size_limit
 
 CASES = "tests.test_run:"
 
@@ -78,6 +79,18 @@ def test_a_disk_that_is_full_on_the_way_ends_the_run_in_a_line(tmp_path, room, s
     assert second == ((1, "") if room else (None, ""))
     assert (tmp_path / "history.jsonl").read_bytes().count(b"\n") == (4 if room else 3)
     assert resumed(tmp_path, sizes=(30, 30)).step == 3
+
+
+@pytest.mark.parametrize("steps", [60, 600])        # fewer than a buffer holds: written at the end; and more
+def test_a_history_that_the_disk_has_no_room_for_is_named(tmp_path, capsys, steps):
+    with file_size_limit(2_000), pytest.raises(SystemExit) as ended:
+        with training.Run(tmp_path, comm.world()) as run:
+            for _ in range(steps):
+                run.log(1.0, 0, 10, time.perf_counter())
+    assert ended.value.code == 1 and isinstance(ended.value.__cause__, OSError)
+    said = f"{tmp_path}/history.jsonl: File too large: the run ends after step {run.step}. There is no checkpoint"
+    assert capsys.readouterr().err.startswith(said) and 30 < run.step <= steps
+    training.Run(tmp_path, comm.world())                # the folder isn't locked any more
 
 
 def elsewhere(folder, saves):

@@ -20,6 +20,18 @@ def wanted(name, packs):
     return crews.call(CASES + "one_process", 1, (name, packs))[0]
 
 
+def check_curve(n, name, packs, *job):
+    """That n ranks have one process's losses and parameters; what each has sent. job: what `staged` takes besides."""
+    losses, state = wanted(name, packs)
+    everyone = crews.call(CASES + "staged", n, (name, packs, *job))
+    for got_losses, got, _ in everyone:
+        np.testing.assert_allclose(got_losses, losses, rtol=1e-10)
+        assert set(got) == set(state)
+        for key, value in state.items():
+            np.testing.assert_allclose(got[key], value, rtol=1e-10, atol=1e-10, err_msg=key)
+    return [sent for _, _, sent in everyone]
+
+
 @pytest.mark.parametrize("name, packs, schedule, micro_batches, stage, n, sizes", [
     *((name, False, "1f1b", 2, 0, 2, {}) for name in cases.GPTS),
     ("tied", False, "interleaved", 4, 1, 4, {}), ("tied", True, "zb-h1", 2, 3, 4, {}),
@@ -33,12 +45,8 @@ def wanted(name, packs):
 def test_one_curve(name, packs, schedule, micro_batches, stage, n, sizes):
     """AdamW, dropout, clipping, float64: the parameters of one process, on every rank, under the same names. Of 8 rows
     some of 11 micro-batches have none."""
-    losses, state = wanted(name, packs)
-    for got_losses, got, sent in crews.call(CASES + "staged", n, (name, packs, schedule, micro_batches, stage, sizes)):
-        np.testing.assert_allclose(got_losses, losses, rtol=1e-10)
-        assert set(got) == set(state)
-        for key, value in state.items():
-            np.testing.assert_allclose(got[key], value, rtol=1e-10, atol=1e-10, err_msg=key)
+    _, state = wanted(name, packs)
+    for sent in check_curve(n, name, packs, schedule, micro_batches, stage, sizes):
         tied = "embed.weight" in state and "head.weight" not in state
         if n == 2:
             # A ring's all-reduce of the table between the first rank and the last, each step; zb-v has both on one.
@@ -50,12 +58,7 @@ def test_one_curve(name, packs, schedule, micro_batches, stage, n, sizes):
     ("tied", False, "1f1b", 2, 2, 4, {"tp": 2}), ("deepseek", True, "1f1b", 2, 0, 4, {"cp": 2}),
     ("experts, tied", False, "1f1b", 4, 3, 4, {"ep": 2}), ("experts", False, "zb-h1", 2, 1, 4, {"tp": 2})])
 def test_one_curve_of_losses_without_logits(name, packs, schedule, micro_batches, stage, n, sizes):
-    losses, state = wanted(name, packs)
-    job = name, packs, schedule, micro_batches, stage, sizes, True
-    for got_losses, got, _ in crews.call(CASES + "staged", n, job):
-        np.testing.assert_allclose(got_losses, losses, rtol=1e-10)
-        for key, value in state.items():
-            np.testing.assert_allclose(got[key], value, rtol=1e-10, atol=1e-10, err_msg=key)
+    check_curve(n, name, packs, schedule, micro_batches, stage, sizes, True)
 
 
 @pytest.mark.parametrize("name, packs, schedule, micro_batches, stage, n, sizes, tiled, slices, lengths", [
@@ -70,12 +73,7 @@ def test_one_curve_of_losses_without_logits(name, packs, schedule, micro_batches
     ("rotary, tied", True, "1f1b", 2, 0, 4, {"pp": 4}, True, 6, None)])
 def test_one_curve_of_sequences_in_slices(name, packs, schedule, micro_batches, stage, n, sizes, tiled, slices,
                                           lengths):
-    losses, state = wanted(name, packs)
-    job = name, packs, schedule, micro_batches, stage, sizes, tiled, slices, lengths
-    for got_losses, got, _ in crews.call(CASES + "staged", n, job):
-        np.testing.assert_allclose(got_losses, losses, rtol=1e-10)
-        for key, value in state.items():
-            np.testing.assert_allclose(got[key], value, rtol=1e-10, atol=1e-10, err_msg=key)
+    check_curve(n, name, packs, schedule, micro_batches, stage, sizes, tiled, slices, lengths)
 
 
 def test_a_last_stage_that_makes_no_losses():
