@@ -48,6 +48,12 @@ def given(batch, heads, kv_heads, time, sources, features, out, dtype=np.float64
         (batch, heads, time, features), (batch, kv_heads, sources, features), (batch, kv_heads, sources, out))]
 
 
+@pytest.fixture(params=[2 ** 20, 80, 1], ids="{} weights at a time".format)
+def at_a_time(request, monkeypatch):
+    monkeypatch.setattr(chosen_blocks, "AT_A_TIME", request.param)
+
+
+@pytest.mark.usefixtures("at_a_time")
 @pytest.mark.parametrize("case", SHAPES, ids=lambda case: "-".join(map(str, case)))
 def test_the_op(case):
     *shape, size, count = case
@@ -77,6 +83,7 @@ def test_scores_may_be_large():
         np.testing.assert_allclose(mt.block_attention(q, k, v, 3, 3, scale), attend(q, k, v, 3, 3, scale), atol=1e-12)
 
 
+@pytest.mark.usefixtures("at_a_time")
 @pytest.mark.parametrize("case", SHAPES[:6], ids=lambda case: "-".join(map(str, case)))
 def test_gradients_are_those_of_attention_with_a_mask(case):
     """Of the same scores, given as a mask; and each input's alone."""

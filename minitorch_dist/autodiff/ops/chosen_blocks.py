@@ -20,7 +20,7 @@ Source: Lu et al. 2025, "MoBA: mixture of block attention for long-context LLMs"
 import math
 
 from ... import backend
-from ...backend import argsort, finfo, module_of, number, result_type, whole, xp
+from ...backend import argsort, finfo, module_of, number, on_host, result_type, whole, xp
 from ..primitive import Primitive, bind, lower
 from .arrange import pad
 from .attention import banded_attention, grouped
@@ -29,6 +29,8 @@ from .fused import softmax
 from .grouped import grouped_matmul, grouped_outer_products, grouped_products
 from .reduction import sum as add_up
 from .shape import reshape, swap_last
+
+AT_A_TIME = 2 ** 20     # weights that are made at a time on the host: what is made of them is in a cache still
 
 
 def means_of(k, size):
@@ -127,11 +129,44 @@ def _over_pairs(x, order, inverse, count):
     return backend.add_up(x[inverse].reshape(-1, count), 1)[order // count]
 
 
+def _apart(x, groups):
+    """An array (batch, heads, …) with what shares keys in a row: (batch · groups, heads / groups, …)."""
+    batch, heads, *rest = x.shape
+    return x.reshape(batch * groups, heads // groups, *rest)
+
+
+def _together(q, k, size, count):
+    """[slice] of the batch · kv_heads rows of _apart that are computed at a time: on a GPU all of them."""
+    rows, (_, heads, times, _) = k.shape[0] * k.shape[1], q.shape
+    some = max(1, AT_A_TIME // max(1, heads // k.shape[1] * times * count * size)) if on_host(q) else max(1, rows)
+    return [slice(start, start + some) for start in range(0, rows, some)]
+
+
 def _forward(q, k, v, size, count, scale):
-    return attend_to_blocks(q, _filled(k, size), _filled(v, size), means_of(k, size), k.shape[2], size, count, scale)
+    together, shape, groups = _together(q, k, size, count), (*q.shape[:3], v.shape[3]), k.shape[1]
+    q, k, v = (_apart(x, groups) for x in (q, k, v))
+    y, kept = module_of(q).empty((*q.shape[:3], v.shape[3]), result_type(q, k, v)), []
+    for part in together:
+        keys, values = _filled(k[part], size), _filled(v[part], size)
+        y[part], aux = attend_to_blocks(q[part], keys, values, means_of(k[part], size), k.shape[2], size, count, scale)
+        kept += aux
+    return y.reshape(shape), tuple(kept)
 
 
 def _pullback(ct, wanted, q, k, v, size, count, scale, aux):
+    together, shapes, groups = _together(q, k, size, count), (q.shape, k.shape, v.shape), k.shape[1]
+    ct, q, k, v = (_apart(x, groups) for x in (ct, q, k, v))
+    found = [module_of(x).empty(x.shape, result_type(ct, x)) if some else None
+             for x, some in zip((q, k, v), wanted, strict=True)]
+    for i, part in enumerate(together):
+        for out, g in zip(found, _gradients(ct[part], wanted, q[part], k[part], v[part], size, count, scale,
+                                            aux[4 * i:4 * i + 4]), strict=True):
+            if g is not None:
+                out[part] = g
+    return tuple(g if g is None else g.reshape(shape) for g, shape in zip(found, shapes, strict=True))
+
+
+def _gradients(ct, wanted, q, k, v, size, count, scale, aux):
     p, order, inverse, ends = aux
     batch, heads, times, features = q.shape
     query, counts = order // count, _counts(ends)
