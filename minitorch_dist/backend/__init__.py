@@ -56,9 +56,10 @@ from .dtypes import (
     weak,
 )
 from .graphs import Recording, assign, recording, refuse_in_graph
+from .halves import to_float32, to_half
 from .orders import argsort
 from .passes import TILE, by_tiles, choose
-from .products import add_up, adds_in_float32, in_float32, is_half, matmul, products_made_by, to_half
+from .products import add_up, adds_in_float32, in_float32, is_half, matmul, products_made_by
 from .streams import (
     Draw,
     RandomState,
@@ -88,6 +89,6 @@ __all__ = [
     "matmul", "memory_info", "module_of", "module_on", "names_device", "next_stream", "normal_rows", "of_one_dtype",
     "on", "on_as_here", "on_host", "products_made_by", "put_off", "random_by_sample", "random_draws",
     "random_restore", "random_rows", "random_scope", "random_snapshot", "random_state", "recording", "refuse",
-    "refuse_in_graph", "result_type", "settle", "stream", "stream_key", "to", "to_device_of", "to_half",
-    "uniform_of_draws", "use", "weak", "xp", "zeros", "zeros_like",
+    "refuse_in_graph", "result_type", "settle", "stream", "stream_key", "to", "to_device_of", "to_float32",
+    "to_half", "uniform_of_draws", "use", "weak", "xp", "zeros", "zeros_like",
 ]

@@ -5,8 +5,7 @@ import numpy as xp
 from .devices import ARRAY_TYPES, DEVICE_ARRAYS, Placeholder, check_devices, is_array
 from .dtypes import is_bfloat16, is_floating, is_short, result_type
 from .graphs import recording
-
-FLOAT16 = xp.dtype(xp.float16)
+from .halves import FLOAT16, to_float32, to_half
 
 
 def matmul(x, y, out=None):
@@ -73,25 +72,10 @@ def in_float32(function, *args):
     as long for a product of matrices as BLAS does in float32.
     """
     floats = {a.dtype for a in _leaves(args) if getattr(a, "dtype", None) is not None and is_floating(a.dtype)}
-    out = function(*_each(args, is_short, lambda x: x.astype(xp.float32)))
+    out = function(*_each(args, is_short, to_float32))
     if len(floats) == 1 and is_short(dtype := floats.pop()):
         return _each(out, lambda given: given == xp.float32, lambda x: to_half(x, dtype))
     return out
-
-
-def to_half(x, dtype=FLOAT16):
-    """x.astype(dtype), one of 16 bits; what is too large becomes inf without a warning, for optim.GradScaler to see.
-    float64 becomes bfloat16 by way of float32, as in torch."""
-    if isinstance(x, xp.ndarray) and x.ndim and x.dtype == xp.float32 and dtype == FLOAT16:
-        # For each number below 2⁻¹⁴ that NumPy rounds it raises the processor's flag for that, in half a microsecond.
-        # So they are rounded to multiples of 2⁻²⁴ before, which is the distance of float32's numbers around 0.75.
-        small = x + xp.float32(0.75)
-        small -= xp.float32(0.75)
-        xp.copysign(small, x, out=small)
-        xp.copyto(small, x, where=xp.absolute(x) >= 2.0 ** -14)
-        x = small
-    with xp.errstate(over="ignore"):
-        return x.astype(dtype)
 
 
 def add_up(x, axis=None, keepdims=False, out=None):

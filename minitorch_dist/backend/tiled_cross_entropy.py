@@ -15,6 +15,7 @@ import numpy as xp
 
 from .devices import on_host
 from .dtypes import is_short
+from .halves import to_float32
 from .passes import choose
 from .products import matmul
 
@@ -42,7 +43,7 @@ def _tiles(x, weight):
 
 def _wide(z):
     """Floats of 16 bits in float32, in which exponentials are made and added up; others as they are."""
-    return z.astype(xp.float32) if is_short(z.dtype) else z
+    return to_float32(z) if is_short(z.dtype) else z
 
 
 def sums(z, labels):

@@ -132,12 +132,30 @@ def test_rounding_to_float16_is_numpys():
     between = (np.sort(every)[1:] + np.sort(every)[:-1]) / 2
     x = np.concatenate([every, between, np.nextafter(between, np.float32(np.inf)),
                         np.float32(10) ** rng.standard_normal(5000) * 1e-7,
-                        -np.float32(2) ** rng.uniform(-149, 18, 5000), [65520, np.inf, np.nan, -0.0]]).astype("f4")
+                        -np.float32(2) ** rng.uniform(-149, 18, 5000), np.float32(2) ** rng.uniform(15, 128, 5000),
+                        [65520, np.inf, np.finfo(np.float32).max, np.nan, -0.0]]).astype("f4")
     with np.errstate(all="ignore"):
         expected = x.astype(np.float16)
-    for found in (mt.backend.to_half(x), mt.backend.to_half(x[::-1])[::-1], [mt.backend.to_half(v) for v in x[-3:]]):
-        np.testing.assert_array_equal(np.asarray(found).view(np.uint16), expected[-len(found):].view(np.uint16))
+    for found in (mt.backend.to_half(x), mt.backend.to_half(x[::-1])[::-1], mt.backend.to_half(x[:-2]),
+                  mt.backend.to_half(x[-300:]), [mt.backend.to_half(v) for v in x[-3:]]):
+        here = slice(len(found)) if len(found) == len(x) - 2 else slice(-len(found), None)
+        np.testing.assert_array_equal(np.asarray(found).view(np.uint16), expected[here].view(np.uint16))
+    matrix = x[:9000].reshape(90, 100)
+    assert mt.backend.to_half(matrix.T).strides == matrix.T.astype(np.float16).strides
+    np.testing.assert_array_equal(mt.backend.to_half(matrix.T), expected[:9000].reshape(90, 100).T)
     assert mt.backend.to_half(np.float64([1 / 3])).dtype == np.float16
+
+
+def test_float16_in_float32_is_numpys():
+    """All there are, NaN too, in arrays of any strides, many and few."""
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    for x in (every, every[::-1], every[5000:5099], every.reshape(256, 256).T, every.reshape(64, 8, 128)[:, ::3],
+              every[:0], every[7]):
+        found, expected = mt.backend.to_float32(x), x.astype(np.float32)
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+    matrix = every.reshape(256, 256).T
+    assert mt.backend.to_float32(matrix).strides == matrix.astype(np.float32).strides
 
 
 @pytest.mark.filterwarnings("error")

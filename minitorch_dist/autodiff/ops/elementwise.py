@@ -12,6 +12,7 @@ from ...backend import (
     is_half,
     of_one_dtype,
     result_type,
+    to_float32,
     to_half,
     weak,
     xp,
@@ -185,7 +186,9 @@ _where = Primitive("where", _chosen, "condition x y", broadcasts=True,
 
 
 def _converted(x, old, new):
-    return to_half(x, new) if new.itemsize == 2 and is_floating(new) else x.astype(new)
+    if new.itemsize == 2 and is_floating(new):
+        return to_half(x, new)
+    return to_float32(x) if new == xp.float32 else x.astype(new)
 
 
 _cast = Primitive("astype", _converted, params="old new", x=(cast, "old new"))

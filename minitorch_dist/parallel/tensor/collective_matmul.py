@@ -32,7 +32,7 @@ from ... import backend, ledger
 from ...autodiff import ops
 from ...autodiff.ops.linalg import sum_of_rows
 from ...autodiff.primitive import Primitive, bind, place
-from ...backend import is_short, module_of, result_type, xp
+from ...backend import is_short, module_of, result_type, to_float32
 from ..collectives import all_gather, reduce_scatter
 from ..positions import TIME, check_axes, check_length
 from ..ring import as_was, came_by, come_by, pass_on
@@ -61,7 +61,7 @@ def _product(x, w, rank):
 
 def _wide(x):
     """For sums."""
-    return x.astype(xp.float32) if is_short(x.dtype) else x
+    return to_float32(x) if is_short(x.dtype) else x
 
 
 class _Outer:
