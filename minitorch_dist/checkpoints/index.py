@@ -38,6 +38,8 @@ class Index:
         self.arrays, self.files, self.optimizer, self.facts = arrays, files, optimizer, facts
         self.writers = {key(name, piece["box"]): piece["file"] for name, array in arrays.items()
                         for piece in array["pieces"]}
+        if len(self.writers) < sum(len(array["pieces"]) for array in arrays.values()):
+            raise ValueError("two pieces have one name: an array is called as another one's piece, name[begin:end]")
 
     @classmethod
     def planned(cls, everybodys, first=()):

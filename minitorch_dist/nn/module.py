@@ -62,6 +62,7 @@ class Module:
         if isinstance(value, Module):
             self.add_module(name, value)
         elif isinstance(value, Tensor) and value.leaf is not None:
+            self._check_name(name)
             self._register(self._parameters, name, value)
         elif name in self._parameters and value is not None:
             raise TypeError(f"{type(self).__name__}.{name} is a parameter; to change its values write to it under "
@@ -124,13 +125,19 @@ class Module:
         if name:
             object.__setattr__(self, name, value)
 
+    def _check_name(self, name):
+        """ValueError for dots: of two arrays by one name state would have one."""
+        if "." in name:
+            raise ValueError(f"{type(self).__name__}.{name}: names have no dots, which stand between those of modules")
+
     def add_module(self, name, module):
         """Register a sub-module. The name "" makes it transparent: its parameters keep their own names.
-        TypeError for what is no Module."""
+        TypeError for what is no Module, ValueError for a name with dots."""
         if not isinstance(module, Module):
             raise TypeError(f"{type(self).__name__}.{name} must be a Module, got {type(module).__name__}"
                             + (": give its modules one by one, *layers" if isinstance(module, (list, tuple)) else
                                ": call it in a Module's forward()" if callable(module) else ""))
+        self._check_name(name)
         self._register(self._modules, name, module)
         object.__setattr__(module, "_name", name)
 

@@ -91,6 +91,19 @@ def test_ranks_that_disagree_are_told(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_two_arrays_by_one_name(tmp_path):
+    """Of which one would be lost."""
+    model = nn.Sequential(nn.Linear(2, 3))
+    for value in (nn.Parameter(np.ones((3, 2), np.float32)), nn.Linear(2, 3)):
+        with pytest.raises(ValueError, match=r"Sequential.0.weight: names have no dots"):
+            setattr(model, "0.weight", value)
+    assert list(model.state_dict()) == ["0.weight", "0.bias"]
+    setattr(model, "0.note", 3)     # which is no state
+    pieces = [("w", (4,), "<f4", [((0, 2),), ((2, 4),)])]
+    with pytest.raises(ValueError, match="two pieces have one name"):
+        checkpoints.Index.planned([[*pieces, ("w[2:4]", (4,), "<f4", [((0, 4),)])]])
+
+
 KINDS = ["f2", "f4", "f8", ">f4", ">i8", "?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "c8"]
 
 
