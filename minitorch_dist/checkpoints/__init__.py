@@ -24,6 +24,7 @@ Source: PyTorch's distributed checkpoint for the idea of pieces under names; the
 which many programs read.
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -62,10 +63,13 @@ class Checkpoints:
         return self.comm is None or self.comm.rank == 0
 
     def steps(self):
-        """The steps at which there is a whole one, in order. As this rank sees the folder."""
-        found = self.folder.glob("step-*") if self.folder.is_dir() else ()
-        return sorted(int(path.name[5:]) for path in found
-                      if re.fullmatch(r"step-[0-9]{8,}", path.name) and (path / INDEX).is_file())
+        """The steps at which there is a whole one, in order. As this rank sees the folder. OSError where it can't be
+        read: a run that took it for empty would begin anew, and delete what is there."""
+        names = []
+        with contextlib.suppress(FileNotFoundError):
+            names = os.listdir(self.folder)
+        return sorted(int(name[5:]) for name in names
+                      if re.fullmatch(r"step-[0-9]{8,}", name) and _is_there(self.folder / name / INDEX))
 
     def path(self, step):
         """Where the checkpoint of a step lies."""
@@ -108,9 +112,10 @@ class Checkpoints:
 
     def _written(self):
         """One more is there: note it, and keep the newest alone. Collective."""
-        if self._first:
+        def note():
             attempt.checkpoint_written(self.steps()[-1], self.step_log)
-        together(self.comm, lambda: self._keep_newest() if self._first else None)
+            self._keep_newest()
+        together(self.comm, note if self._first else lambda: None)
 
     def _keep_newest(self):
         for old in self.steps()[:-self.keep]:
@@ -143,3 +148,12 @@ class Checkpoints:
             return there[-1] if step is None else step
         step = together(self.comm, find)
         return self.comm.broadcast_object(step) if self.comm is not None else step
+
+
+def _is_there(path):
+    """Whether there is a file. OSError where that isn't known. (Path.is_file() says no, from Python 3.14 on.)"""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True

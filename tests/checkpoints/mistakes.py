@@ -1,5 +1,7 @@
 """What the ranks do in test_mistakes.py."""
 
+import errno
+
 import numpy as np
 
 import minitorch_dist as mt
@@ -128,6 +130,23 @@ def of_another_model(path):
         except ValueError as error:
             found.append(str(error))
     return found
+
+
+def unlisted(folder):
+    """save() where rank 0 can't list the folder when its checkpoint is there: what is said."""
+    there = checkpoints.Checkpoints(folder, comm.world())
+    steps = there.steps
+
+    def refused():
+        if there.path(1).exists():
+            raise OSError(errno.EIO, "no list", folder)
+        return steps()
+    there.steps = refused
+    try:
+        there.save(1, DistributedDataParallel(nn.Linear(2, 3), there.comm))
+    except OSError as error:
+        return error.strerror
+    return "saved"
 
 
 def inside_gathered(path):

@@ -74,6 +74,10 @@ def test_loading_inside_gathered_is_refused(tmp_path):
         assert "can't be loaded inside gathered()" in text
 
 
+def test_what_rank_0_meets_behind_a_save_all_ranks_hear_of(tmp_path):
+    assert crews.call(MISTAKES + "unlisted", 2, args=(str(tmp_path),)) == ["no list"] * 2
+
+
 def test_frozen_parameters_of_a_model_that_is_cut(tmp_path):
     """Stay parameters, stay frozen, and are in the checkpoint, with or without being cut."""
     for names, cut in crews.call(MISTAKES + "frozen_parts", 2, args=(str(tmp_path / "a"),)):
