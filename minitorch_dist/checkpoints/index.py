@@ -94,6 +94,8 @@ class Index:
             return cls(found["arrays"], found["files"], found["optimizer"], found["facts"]).checked(zlib.crc32(text))
         except FileNotFoundError:
             raise CheckpointError(f"{path}: no checkpoint here: it has no {INDEX}") from None
+        except OSError as error:
+            raise CheckpointError(f"{path}/{INDEX} can't be read: {error.strerror}") from None
         except CheckpointError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:

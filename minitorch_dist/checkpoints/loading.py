@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ..autodiff.writes import wrote
-from ..backend import as_dtype, device_of, dtype_code, on, to_device_of
+from ..backend import STORED, as_dtype, device_of, dtype_code, on, to_device_of
 from ..comm.together import gathered, together
 from ..parallel.fsdp.fully_sharded import FullySharded
 from .index import INDEX, CheckpointError, Index, key
@@ -132,24 +132,25 @@ class Reader:
         """The elements of a box, of its shape. Where boxes count axes here and elements there, all of the array is
         read, once for boxes that are asked for one after another."""
         from safetensors import SafetensorError
-        there = self.index.arrays[name]
-        if any(len(piece["box"]) != len(box) for piece in there["pieces"]):
-            pieces, shape = there["pieces"], there["shape"]
+        kind = self.index.arrays[name]
+        if any(len(piece["box"]) != len(box) for piece in kind["pieces"]):
+            pieces, shape = kind["pieces"], kind["shape"]
             if self.all[0] != name:
                 self.all = name, self.read(name, [(0, e) for e in shape] if len(pieces[0]["box"]) == len(shape)
                                            else [(0, prod(shape))])
             flat = len(box) != len(shape)
             return self.all[1].reshape(-1 if flat else shape)[tuple(slice(*side) for side in box)]
-        values = np.empty([stop - start for start, stop in box], as_dtype(there["dtype"]))
-        for piece in there["pieces"]:
+        values = np.empty([stop - start for start, stop in box], as_dtype(kind["dtype"]))
+        for piece in kind["pieces"]:
             common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, piece["box"], strict=True)]
             if all(start < stop for start, stop in common) or not box:
                 try:
                     file, entry = self._file(piece["file"]), key(name, piece["box"])
                     part = file.get_slice(entry)
-                    if part.get_shape() != (shape := [stop - start for start, stop in piece["box"]]):
-                        raise CheckpointError(f"{self.path / piece['file']} has {entry} of shape {part.get_shape()}, "
-                                              f"and {INDEX} says {shape}: one of them is damaged")
+                    there, shape = f"{part.get_dtype()} {part.get_shape()}", [b - a for a, b in piece["box"]]
+                    if there != (said := f"{STORED[values.dtype.name]} {shape}"):
+                        raise CheckpointError(f"{self.path / piece['file']} has {entry} of {there}, and {INDEX} says "
+                                              f"{said}: one of them is damaged")
                     values[shifted(common, box)] = (part[shifted(common, piece["box"])] if box
                                                     else file.get_tensor(entry))
                 except (SafetensorError, OSError) as error:

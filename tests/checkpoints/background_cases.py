@@ -13,7 +13,7 @@ from .cases import Training
 def both_ways(name, way, folder):
     """Save, then save again beside a step of training, which changes all that is saved."""
     run = Training(name, way).train(0, 2)
-    checkpoints.save(Path(folder) / "waited", run.model, run.optimizer, {"a": 1}, run.world)
+    checkpoints.save(Path(folder) / "waited", run.model, run.optimizer, {"a": run.world.rank}, run.world)
     write, trained = writing.write, False
 
     def late(path, content):
@@ -23,7 +23,8 @@ def both_ways(name, way, folder):
         return write(path, content)
     writing.write = late
     try:
-        saving = checkpoints.save(Path(folder) / "beside", run.model, run.optimizer, {"a": 1}, run.world, async_op=True)
+        saving = checkpoints.save(Path(folder) / "beside", run.model, run.optimizer, {"a": run.world.rank}, run.world,
+                                  async_op=True)
         before = saving.is_completed(), saving.path.exists()
         run.train(2, 3)
     finally:

@@ -1,8 +1,11 @@
 """Checkpoints: written in any way of cutting a model, read in any other; nothing lost, nothing damaged unseen."""
 
+import errno
 import json
+import os
 import shutil
 import socket
+import zlib
 
 import numpy as np
 import pytest
@@ -148,12 +151,23 @@ def changed(path, change):
     (path / "index.json").write_text(json.dumps(found))
 
 
+def retyped(path):
+    """All that is float64 in a file is float32, and of that its checksum."""
+    from safetensors.numpy import load_file, save_file
+    file = path / "rank-0.safetensors"
+    save_file({name: a.astype(a.dtype.str.replace("f8", "f4")) for name, a in load_file(file).items()}, file)
+    facts = {"bytes": file.stat().st_size, "crc32": zlib.crc32(file.read_bytes())}
+    changed(path, lambda found: found["files"].update({file.name: facts}))
+
+
 DAMAGE = {
     "truncated": (truncated, r"rank-1.safetensors has 1,000 of [\d,]+ bytes: it was cut off"),
     "a bit": (flipped, r"rank-0.safetensors has changed since it was written: its CRC-32 is"),
     "a file is missing": (lambda path: (path / "rank-1.safetensors").unlink(),
                           "rank-1.safetensors can't be read: No such"),
     "no index": (lambda path: (path / "index.json").unlink(), "no checkpoint here: it has no index.json"),
+    "a folder for an index": (lambda path: ((path / "index.json").unlink(), (path / "index.json").mkdir()),
+                              "index.json can't be read: Is a directory"),
     "half an index": (lambda path: (path / "index.json").write_text('{"version": 1, "fa'), "index.json is damaged"),
     "an index of nothing": (lambda path: (path / "index.json").write_text("[]"), "index.json is damaged"),
     "another version": (lambda path: changed(path, lambda found: found.update(version=9)),
@@ -176,7 +190,8 @@ DAMAGE = {
         {"shape": [7, 90], "pieces": [{"file": "rank-0.safetensors", "box": [[0, 7], [0, 90]]}]})),
                       r"model.0.weight is <f8 of shape \[7, 90\], this model's is <f8 of shape \[90, 7\]"),
     "a flat box": (lambda path: changed(path, lambda found: found["arrays"]["model.0.weight"]["pieces"][0].update(
-        box=[[0, 630]])), r"model.0.weight of shape \[90, 7\], and index.json says \[630\]: one of them is damaged"),
+        box=[[0, 630]])), r"model.0.weight of F64 \[90, 7\], and index.json says F64 \[630\]: one of them is damaged"),
+    "a file of another dtype": (retyped, r"of F32 \[.*\], and index.json says F64 \[.*\]: one of them is damaged"),
     "another dtype": (lambda path: changed(path, lambda found: found["arrays"]["model.0.weight"].update(dtype="<f4")),
                       "model.0.weight is <f4"),
     "no dtype": (lambda path: changed(path, lambda found: found["arrays"]["model.0.weight"].update(dtype=",08")),
@@ -189,8 +204,15 @@ DAMAGE = {
         rho=1)), "copy: the saved state has the settings rho, which a AdamW hasn't"),
     "a nameless optimizer": (lambda path: changed(path, lambda found: found["optimizer"].pop("class")),
                              "index.json is damaged: KeyError"),
-    "a checksum": (lambda path: changed(path, lambda found: found["files"]["rank-0.safetensors"].update(crc32=1.5)),
-                   "the bytes and the crc32 of rank-0.safetensors are no whole numbers"),
+    **{key: (lambda path, key=key: changed(path, lambda found: found["files"]["rank-0.safetensors"].update({key: 1.5})),
+             "the bytes and the crc32 of rank-0.safetensors are no whole numbers") for key in ("crc32", "bytes")},
+    "an optimizer of no kind": (lambda path: changed(path, lambda found: found["optimizer"].update({"class": None})),
+                                "it has state of None, which is no optimizer's name"),
+    "a count in words": (lambda path: changed(path, lambda found: found["optimizer"]["steps"].update(
+        {"0.weight": "7"})), "how often 0.weight was updated is no number"),
+    "no settings": (lambda path: changed(path, lambda found: found["optimizer"]["groups"][1].update(settings=None)),
+                    "index.json is damaged: AttributeError"),
+    "no facts": (lambda path: changed(path, lambda found: found.update(facts=[])), "is damaged: AttributeError"),
     "no optimizer": (lambda path: changed(path, lambda found: found.update(optimizer=None)),
                      "is of no optimizer, this run has a AdamW"),
     "fewer groups": (lambda path: changed(path, lambda found: found["optimizer"]["groups"].pop()),
@@ -301,6 +323,10 @@ def test_pieces_that_are_not_the_whole_are_refused():
                   [("w", (4, 3), "<f4", [((0, 2), (0, 3)), ((1, 3), (0, 3))])]):
         with pytest.raises(ValueError, match=r"of w \[4, 3\], which is not each of its elements once"):
             Index.planned([wrong])
+    each = [(name, (size,), "<f4", [((0, size),)]) for name, size in zip("abc", (2, 3, 5), strict=True)]
+    for first, files in ((), "110"), ("c", "110"), ("ac", "010"):      # the greatest pieces first; those of `first`
+        dealt = Index.planned([each, each], first)
+        assert [dealt.writer(name, boxes[0]) for name, *_, boxes in each] == [f"rank-{n}.safetensors" for n in files]
     held = Index.planned([[("w", (4,), "<f4", [((0, 4),)])], [("w", (4,), "<f4", [((0, 0),)])]])     # and nothing
     assert held.arrays["w"]["pieces"] == [{"file": "rank-0.safetensors", "box": [[0, 4]]}]
     assert Index.planned([[("w", (0, 3), "<f4", [((0, 0), (0, 3))])]]).arrays["w"]["pieces"] == [
@@ -354,6 +380,21 @@ def test_the_newest_are_kept(tmp_path):
     (kept.folder / "step-00000099").mkdir()     # of another program
     (kept.folder / "notes.txt").write_text("mine")
     assert kept.steps() == [10, 20]
+
+
+def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path, monkeypatch):
+    """A run would begin anew, and delete what is there."""
+    kept = Checkpoints(tmp_path / "checkpoints")
+    kept.save(5, nn.Linear(2, 3))
+
+    def refused(path, *rest, **options):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    for names in (("listdir", "scandir"), ("stat",)):
+        with monkeypatch.context() as patched:
+            for name in names:
+                patched.setattr(os, name, refused)
+            pytest.raises(PermissionError, kept.steps)
+    assert kept.steps() == [5]
 
 
 def test_a_run_that_has_gone_back_overwrites_nothing(tmp_path):

@@ -127,6 +127,19 @@ def test_ranges_of_parts_are_the_whole_together(axis):
     assert np.array_equal(whole, x) and covers(boxes, shape)
 
 
+ALL, HALVES = ((0, 4), (0, 3)), [((0, 2), (0, 3)), ((2, 4), (0, 3))]
+
+
+@pytest.mark.parametrize("boxes, shape, each_once", [
+    ([ALL], (4, 3), True), (HALVES, (4, 3), True), ([((0, 6),), ((6, 12),)], (4, 3), True), ([()], (), True),
+    ([((0, 4),), ((4, 4),)], (4,), True), ([((0, 0), (0, 3))] * 2, (0, 3), True), ([((0, 1),)], (), True),
+    ([], (4, 3), False), ([], (0, 3), False), ([ALL, ALL], (4, 3), False), (HALVES[:1], (4, 3), False),
+    ([((0, 3), (0, 3)), ((2, 3), (0, 3))], (4, 3), False), ([HALVES[0], ((6, 12),)], (4, 3), False),
+    ([((-2, 2), (0, 3))], (4, 3), False), ([((1, 5), (0, 3))], (4, 3), False), ([((4, 0), (3, 0))], (4, 3), False)])
+def test_which_boxes_are_the_whole(boxes, shape, each_once):
+    assert covers(boxes, shape) == each_once
+
+
 def test_pieces_are_cut_where_others_end():
     pieces = ranged((12,), (3, 9)).cut_at({0, 3, 5, 8, 9, 12}).pieces
     assert [box for box, _ in pieces] == [((3, 5),), ((5, 8),), ((8, 9),)]
