@@ -55,6 +55,8 @@ def test_the_count_begins_anew_when_the_job_gets_further():
     rule = Rule((4,), max_restarts=2, backoff=0.5)
     lasts = [30, 30, 25, 31, 31, 40]
     assert [without_progress([failed(last) for last in lasts[:i + 1]]) for i in range(6)] == [1, 2, 3, 1, 2, 1]
+    assert [without_progress([failed(None)] * n) for n in (1, 2)] == [1, 2]      # no run had begun
+    assert without_progress([failed(None), failed(0)]) == 1
     pauses = [next_start([failed(last) for last in lasts[:i + 1]], rule) for i in range(6)]
     assert pauses[:2] == [Start(4, 0.5), Start(4, 1.0)] and pauses[3:] == [Start(4, 0.5), Start(4, 1.0), Start(4, 0.5)]
     assert isinstance(pauses[2], End)
@@ -77,7 +79,8 @@ def test_a_crash_loop_names_its_step():
 @pytest.mark.parametrize("status, again", [(0, False), (1, True), (2, False), (3, True), (9, True), (130, False),
                                            (137, True), (143, False)])
 def test_which_ends_are_wanted(status, again):
-    assert isinstance(next_start([failed(3, status=status)], Rule((4,))), Start if again else End)
+    then = next_start([failed(3, status=status)], Rule((4,)))
+    assert isinstance(then, Start if again else End) and (again or not then.tells)
 
 
 def test_goodput_counts_each_step_once():
