@@ -132,6 +132,16 @@ def of_another_model(path):
     return found
 
 
+def damaged(path):
+    """load() of a file of which a bit has changed: what is said."""
+    run = Training("mlp", "data")
+    try:
+        checkpoints.load(path, run.model, run.optimizer, run.world)
+    except checkpoints.CheckpointError as error:
+        return str(error)
+    return "loaded"
+
+
 def unlisted(folder):
     """save() where rank 0 can't list the folder when its checkpoint is there: what is said."""
     there = checkpoints.Checkpoints(folder, comm.world())

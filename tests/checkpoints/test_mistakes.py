@@ -74,6 +74,17 @@ def test_loading_inside_gathered_is_refused(tmp_path):
         assert "can't be loaded inside gathered()" in text
 
 
+def test_a_file_that_one_rank_checks_all_ranks_hear_of(tmp_path):
+    """Each file is read for its checksum by one of them."""
+    for file in ("rank-0.safetensors", "rank-1.safetensors"):
+        crews.call(CASES + "begin", 2, args=("mlp", "data", 0, str(tmp_path / file)))
+        content = bytearray((tmp_path / file / file).read_bytes())
+        content[-100] ^= 1
+        (tmp_path / file / file).write_bytes(content)
+        for text in crews.call(MISTAKES + "damaged", 2, args=(str(tmp_path / file),)):
+            assert f"{file} has changed since it was written" in text
+
+
 def test_what_rank_0_meets_behind_a_save_all_ranks_hear_of(tmp_path):
     assert crews.call(MISTAKES + "unlisted", 2, args=(str(tmp_path),)) == ["no list"] * 2
 
