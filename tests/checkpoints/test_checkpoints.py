@@ -361,9 +361,10 @@ def test_the_newest_are_kept(tmp_path):
     assert kept.steps() == []
     with pytest.raises(CheckpointError, match="has no checkpoint$"):
         kept.load(model)
-    for step in (5, 10, 20):
+    for step in (0, 5, 10, 20):
         model.bias.data[...] = step
-        kept.save(step, model, loss=1 / step)
+        kept.save(step, model, loss=1 / max(step, 1))
+        assert kept.steps()[-1] == step
     assert kept.steps() == [10, 20]
     assert sorted(p.name for p in kept.folder.iterdir()) == ["step-00000010", "step-00000020"]
     model.bias.data[...] = 0
@@ -377,7 +378,9 @@ def test_the_newest_are_kept(tmp_path):
         Checkpoints(tmp_path, keep=0)
     with pytest.raises(ValueError, match="step=-1"):     # nothing would ever find it again
         kept.save(-1, model)
-    (kept.folder / "step-00000099").mkdir()     # of another program
+    for name in ("step-00000099", "step-last", "step-5"):       # of another program
+        (kept.folder / name).mkdir()
+    (kept.folder / "step-last" / "index.json").touch()
     (kept.folder / "notes.txt").write_text("mine")
     assert kept.steps() == [10, 20]
 

@@ -363,6 +363,7 @@ def states(way, other):
     world = comm.world()
     it = Training("odd", "adamw", sharded(way, world), world).run(3)
     model, optimizer = full_state_dict(it.model), full_optimizer_state_dict(it.model, it.optimizer)
+    assert (world.rank == 0) == bool(model) == bool(optimizer)
     kept = copy.deepcopy((model, optimizer))
     it.run(3)
 
