@@ -262,8 +262,23 @@ time.sleep(60)
 
 
 def test_a_job_that_does_not_end_is_killed(tmp_path, capsys):
-    signalled((tmp_path / "here").exists, signal.SIGTERM)
-    assert supervise("--grace", "0.3", "--", "-c", DEAF, tmp_path / "here") == 137
+    """Also where the signal comes again and again: the time runs from the first on."""
+    over = threading.Event()
+
+    def insist():
+        while not (tmp_path / "here").exists():
+            time.sleep(0.02)
+        while not over.wait(0.1):
+            os.kill(os.getpid(), signal.SIGTERM)
+    thread = threading.Thread(target=insist, daemon=True)
+    before = signal.signal(signal.SIGTERM, lambda *_: None)     # behind the supervisor's
+    try:
+        thread.start()
+        assert supervise("--grace", "0.3", "--", "-c", DEAF, tmp_path / "here") == 137
+    finally:
+        over.set()
+        thread.join()
+        signal.signal(signal.SIGTERM, before)
     assert "still there 0.3 s after the signal: killed" in events(capsys)
 
 

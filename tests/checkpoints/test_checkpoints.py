@@ -252,6 +252,9 @@ def test_a_model_alone(written):
     assert all((after[name] == before[name]).all() for name in after if not name.startswith("model."))
     with pytest.raises(CheckpointError, match="0.weight is <f8 of shape .* this model's is <f4"):
         checkpoints.load(path, cases.mlp("f4"))
+    many = len(list(cases.gpt().named_parameters()))
+    with pytest.raises(CheckpointError, match=rf"has no model[\w.]+(, model[\w.]+){{3}} and {many - 4} more$"):
+        checkpoints.load(path, cases.gpt())
     with pytest.raises(CheckpointError, match="has model.5.bias, model.5.weight, which this model and optimizer don't"):
         checkpoints.load(path, nn.Sequential(*list(cases.mlp())[:-1]))
 
