@@ -104,10 +104,10 @@ def test_a_checkpoint_goes_on_on_any_mesh(tmp_path):
                 {name: array.size for name, array in wanted.items() if "mlp" in name}, way     # biases: 0, or nearly
 
 
-@pytest.mark.parametrize("frozen", [(), FROZEN])
-def test_full_states_know_nothing_of_ranks(frozen):
+@pytest.mark.parametrize("frozen, stages", [((), (3, 1)), (FROZEN, (3, 1)), (FROZEN, (2, 3))])
+def test_full_states_know_nothing_of_ranks(frozen, stages):
     """They are a whole model's, and its optimizer's; any other mesh goes on from them."""
-    first, second = Way(2, 3, frozen=frozen), Way(4, 1, frozen=frozen)
+    first, second = Way(2, stages[0], frozen=frozen), Way(4, stages[1], frozen=frozen)
     (state, optimizer, *_), *others = found = crews.call(CASES + "full_states", 4, (first, second))
     assert all(each[:2] == ({}, {}) for each in others)
     model = gpt()
