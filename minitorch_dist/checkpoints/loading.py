@@ -11,6 +11,7 @@ from ..autodiff.writes import wrote
 from ..backend import STORED, as_dtype, device_of, dtype_code, on, to_device_of
 from ..comm.together import gathered, together
 from ..parallel.fsdp.fully_sharded import FullySharded
+from ..parallel.full_state import note_written
 from .index import INDEX, CheckpointError, Index, key
 from .layout import chunks_of, named_arrays, optimizer_names, piece_of, state_of
 
@@ -205,6 +206,7 @@ def write_model(model, values):
     for chunk in chunks_of(model):
         if isinstance(chunk, FullySharded):
             chunk.stale = True      # stages 1 and 2: what was gathered from the other ranks
+            note_written(chunk, "loading a checkpoint")
 
 
 def saved_state(groups, index, values):

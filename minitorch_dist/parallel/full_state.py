@@ -51,13 +51,22 @@ def load_full_state_dict(model, saved):
         raise problem
     for unit in model.units:
         unit.spread(values, unit.part)
-        wrote(unit.part, "load_state_dict")
+    note_written(model, "load_state_dict")
     for name, value in (*model.whole, *model.module.named_buffers()):
         array, grid = lower(value), model.grid_of(value)
         if grid.everyone.rank == 0:
             shares = None if values is None else values[name].reshape(grid.shares, *array.shape)
             grid.scatter(array, shares if shares is None else to_device_of(shares, array))
         broadcast(grid.everyone, array, name)
+
+
+def note_written(model, by):
+    """Let a backward whose forward was before say that its values are others; on all ranks alike, for who has no piece
+    of a weight has used it as well."""
+    for unit in model.units:
+        wrote(unit.part, by)
+        if unit.whole is not None and unit.whole.dtype == unit.part.dtype:      # that is a piece of it
+            wrote(unit.whole, by)
 
 
 def full_optimizer_state_dict(model, optimizer):

@@ -6,7 +6,7 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import checkpoints, comm, nn, optim
-from minitorch_dist.parallel import DistributedDataParallel, full_state_dict
+from minitorch_dist.parallel import DistributedDataParallel, full_state_dict, fully_shard
 from minitorch_dist.parallel.tensor import tensor_parallel as tp
 
 from .cases import FEATURES, Training, loss_sum, mlp
@@ -157,6 +157,29 @@ def unlisted(folder):
     except OSError as error:
         return error.strerror
     return "saved"
+
+
+def behind_a_load(path):
+    """In each stage, by both ways of loading: what a backward says whose forward was before it. All of the weight is
+    rank 0's piece."""
+    world, found = comm.world(), []
+
+    def made():
+        mt.manual_seed(3)
+        return nn.Linear(4, 4)
+    checkpoints.save(path, made(), comm=world)
+    for stage in (1, 2, 3):
+        for load in (lambda model: checkpoints.load(path, model, comm=world),
+                     lambda model: model.load_state_dict(made().state_dict())):
+            model = fully_shard(made(), world, stage)
+            loss = mt.sum(model(mt.tensor(np.ones((2, 4), np.float32), requires_grad=True)))
+            load(model)
+            try:
+                loss.backward()
+            except RuntimeError as error:
+                found.append(str(error))
+            world.barrier()
+    return found
 
 
 def inside_gathered(path):

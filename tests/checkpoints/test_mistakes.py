@@ -1,6 +1,7 @@
 """Checkpoints where programs err: ranks that don't mean the same, models of all sorts, moments that don't suit."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -87,6 +88,15 @@ def test_a_file_that_one_rank_checks_all_ranks_hear_of(tmp_path):
 
 def test_what_rank_0_meets_behind_a_save_all_ranks_hear_of(tmp_path):
     assert crews.call(MISTAKES + "unlisted", 2, args=(str(tmp_path),)) == ["no list"] * 2
+
+
+def test_a_backward_behind_a_load_is_told_so_on_all_ranks(tmp_path):
+    """Also on those that have no piece of what has changed."""
+    for texts in crews.call(MISTAKES + "behind_a_load", 2, args=(str(tmp_path / "a"),)):
+        assert len(texts) == 6
+        for i, text in enumerate(texts):
+            by = "load_state_dict" if i % 2 else "loading a checkpoint"
+            assert re.search(f"backward.* needs .* but {by} has overwritten (it|them) since", text)
 
 
 def test_frozen_parameters_of_a_model_that_is_cut(tmp_path):
