@@ -200,7 +200,7 @@ def orthogonalized(u, coefficients=COEFFICIENTS, steps=5, eps=1e-7):
     each = triples(coefficients)
     arrays, wide = module_of(u), u.shape[-2] <= u.shape[-1]     # of X Xᵀ and XᵀX the smaller
     # Row by row, as products come out: sums of arrays in two orders would take as long as the products.
-    x = arrays.ascontiguousarray(u if wide else u.swapaxes(-1, -2))
+    x = u if wide else u.swapaxes(-1, -2).copy()
     x = x / arrays.maximum(arrays.sqrt((x * x).sum(axis=(-1, -2), keepdims=True)), eps)
     for k in range(steps):
         a, b, c = each[min(k, len(each) - 1)]
