@@ -26,6 +26,13 @@ def _values():
     return xp.arange(1 << 16, dtype=xp.uint16).view(FLOAT16).astype(xp.float32)
 
 
+def _made(x, dtype, formula):
+    """formula(x) in an array of its own, in x's order, as astype makes them: of a view nobody knows the order."""
+    out = xp.empty_like(x, dtype)
+    out[...] = formula(x.T).T if x.flags.f_contiguous else formula(x)
+    return out
+
+
 @by_tiles
 def _wide(x):
     return _values().take(x.view(xp.uint16))
@@ -35,14 +42,14 @@ def to_float32(x):
     """x.astype(np.float32) of a raw array."""
     if x.__class__ is not xp.ndarray or x.dtype != FLOAT16 or x.size < SEVERAL:
         return x.astype(xp.float32)
-    return _wide(x.T).T if x.flags.f_contiguous else _wide(x)
+    return _made(x, xp.float32, _wide)
 
 
 def to_half(x, dtype=FLOAT16):
     """x.astype(dtype), one of 16 bits; what is too large becomes inf without a warning, for optim.GradScaler to see.
     float64 becomes bfloat16 by way of float32, as in torch."""
     if x.__class__ is xp.ndarray and x.dtype == xp.float32 and dtype == FLOAT16 and x.size >= SEVERAL:
-        return _rounded(x.T).T if x.flags.f_contiguous else _rounded(x)
+        return _made(x, FLOAT16, _rounded)
     with xp.errstate(over="ignore"):
         return x.astype(dtype)
 

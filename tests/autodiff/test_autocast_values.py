@@ -142,6 +142,7 @@ def test_rounding_to_float16_is_numpys():
         np.testing.assert_array_equal(np.asarray(found).view(np.uint16), expected[here].view(np.uint16))
     matrix = x[:9000].reshape(90, 100)
     assert mt.backend.to_half(matrix.T).strides == matrix.T.astype(np.float16).strides
+    assert mt.backend.to_half(matrix).base is None      # whoever casts it again looks for what owns the memory
     np.testing.assert_array_equal(mt.backend.to_half(matrix.T), expected[:9000].reshape(90, 100).T)
     assert mt.backend.to_half(np.float64([1 / 3])).dtype == np.float16
 
