@@ -16,7 +16,7 @@ from ..autodiff.writes import wrote
 from ..backend import TILE, device_of, module_of, on_host, to, xp
 from ..divergence import Diverged, quiet
 from ..flat import ALIGN, BLOCK, flat_buffers, round_up
-from .optimizer import tensors
+from .groups import tensors
 
 SUMS = BLOCK // ALIGN       # of 16 elements each, in a block
 

@@ -6,19 +6,17 @@ from math import prod
 
 from .. import ledger
 from ..autodiff.primitive import lower
-from ..autodiff.tensor import Tensor
 from ..autodiff.writes import wrote
-from ..backend import TILE, device_of, module_of, number, refuse_in_graph, to, to_device_of, xp, zeros_like
+from ..backend import TILE, device_of, module_of, refuse_in_graph, to, to_device_of, xp, zeros_like
 from ..flat import flat_buffers
 from ..torch_names import NAMES, refuse_settings, tell
+from .groups import as_numbers, groups_of
 from .packed import Packed, arrays_of, values_of
 from .settings import AT_LEAST_0, check_settings, holds
 from .slots import Slot, States, runs
 
 DEVICE_TILE = 1 << 22           # elements for which a GPU has temporary arrays at a time, of unpacked state say
 OWN = "params", "state_bits"    # of a group's entries those that are no settings of its steps, and not saved
-
-PLAIN = float, int, bool, str, type(None)       # of settings: nothing to make of them before a step
 
 
 class Optimizer:
@@ -73,21 +71,7 @@ class Optimizer:
 
     def __init__(self, params, defaults):
         defaults = defaults | {"state_bits": defaults.get("state_bits", 32)}
-        self.param_groups = [{**defaults, **group, "params": tensors(group["params"])} for group in _groups(params)]
-        everything = [p for group in self.param_groups for p in group["params"]]
-        if not everything:
-            raise ValueError("an optimizer needs at least one parameter")
-        if odd := sorted({name for group in self.param_groups for name in group} - {"params", *defaults}):
-            raise ValueError(f"{type(self).__name__}: a group has {', '.join(odd)}, and its settings are "
-                             f"{', '.join(defaults)}")
-        if len({id(p) for p in everything}) != len(everything):
-            raise ValueError("a parameter stands in two groups, or twice in one: each must be updated once")
-        for p in everything:
-            if not isinstance(p, Tensor):
-                raise TypeError(f"an optimizer updates tensors, got a {type(p).__name__}: of a model its parameters()")
-            if not (p.is_leaf and p.requires_grad):
-                raise ValueError(f"an optimizer updates leaves that require grad; one of shape {p.shape} is not. "
-                                 "Where some are frozen: [p for p in model.parameters() if p.requires_grad]")
+        self.param_groups = groups_of(params, defaults, type(self).__name__)
         self._check_groups(self.param_groups)
         self._scratch = {}
         self._settle()
@@ -95,26 +79,12 @@ class Optimizer:
     def _check_groups(self, groups):
         """ValueError for a setting outside of its rule, TypeError for one that is a tensor."""
         for group in groups:
-            self._as_numbers(group)
+            as_numbers(group, type(self).__name__)
         bits = f"{' or '.join(map(str, self.state_bits))} for {type(self).__name__}"
         rules = self.rules | {"state_bits": (lambda value, group: value in self.state_bits, bits)}
         for group in groups:
             check_settings(**{name: (group[name], holds(fits, group[name], group), must)
                               for name, (fits, must) in rules.items()})
-
-    def _as_numbers(self, group):
-        """NumPy's numbers among a group's settings become Python's, with which arrays are worked on in their own dtype:
-        a rate of float64 and the same one of float32 would give different bits."""
-        for name, value in group.items():
-            if name != "params" and value.__class__ not in PLAIN:
-                group[name] = self._as_number(name, value)
-
-    def _as_number(self, name, value):
-        if isinstance(value, Tensor):
-            raise TypeError(f"{type(self).__name__}: {name} is a tensor; it must be a number: float({name})")
-        if isinstance(value, (tuple, list)):
-            return tuple(self._as_number(name, each) for each in value)
-        return number(value)
 
     def _settle(self):
         """Make empty state where the parameters live now, an entry per flat buffer, state_bits, and names of state; an
@@ -267,7 +237,7 @@ class Optimizer:
             raise RuntimeError(f"{type(self).__name__}.step: param_groups have {given} parameters, and had {known} "
                                "when the optimizer was made: for more of them, Combined(this one, one of the rest)")
         for group in self.param_groups:     # which schedules write into
-            self._as_numbers(group)
+            as_numbers(group, type(self).__name__)
             if not holds(AT_LEAST_0[0], group["lr"], group):
                 self._check_groups([group])
 
@@ -398,11 +368,12 @@ class Optimizer:
             if set(arrays) != set(state):
                 raise ValueError(f"the saved state holds {sorted(arrays)}, a {type(self).__name__} needs "
                                  f"{sorted(state)}: it comes from another optimizer")
-            for name in state:
-                if arrays[name].shape != slot.shape(name):
-                    raise ValueError(f"saved {name} of shape {arrays[name].shape} for a parameter of shape "
-                                     f"{slot.segment.tensor.shape}"
-                                     + f", whose {name} is {slot.shape(name)}" * (name in slot.own))
+            for name, part in state.items():
+                found, wanted = arrays[name], (slot.shape(name), part.dtype)
+                if (found.shape, found.dtype) != wanted:
+                    raise ValueError(f"saved {name} is of shape {found.shape} and dtype {found.dtype}; of a parameter "
+                                     "of shape {} and dtype {} it is {} and {}".format(
+                                         slot.segment.tensor.shape, slot.segment.tensor.dtype, *wanted))
 
     def load_state_dict(self, saved):
         """Restore what state_dict gave; ValueError where the parameters don't fit, and nothing is changed then."""
@@ -427,24 +398,3 @@ def on_the_host(*values):
     arrays = [v.reshape(1) for v in values if hasattr(v, "reshape")]
     numbers = iter(to(module_of(arrays[0]).concatenate(arrays), "cpu").tolist() if arrays else ())
     return [next(numbers) if hasattr(v, "reshape") else v for v in values]
-
-
-def _groups(params):
-    if isinstance(params, Tensor) or not hasattr(params, "__iter__"):
-        params = [params]
-    params = list(params.items()) if isinstance(params, dict) else list(params)
-    as_groups = [isinstance(each, dict) for each in params]
-    if any(as_groups) and not all(as_groups):
-        raise TypeError("an optimizer takes tensors, or groups, which are dicts, and got both: put those that are in "
-                        "no group into one, {\"params\": [tensor, …]}")
-    groups = params if any(as_groups) else [{"params": params}]
-    if without := [sorted(group) for group in groups if "params" not in group]:
-        raise ValueError("a group is a dict with its \"params\", which one of "
-                         f"{', '.join(without[0]) or 'nothing'} hasn't")
-    return groups
-
-
-def tensors(params):
-    """[tensor] of tensors, of one, or of (name, tensor) pairs."""
-    params = [params] if isinstance(params, Tensor) else list(params)
-    return [p[1] if isinstance(p, tuple) else p for p in params]

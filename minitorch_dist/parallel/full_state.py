@@ -123,15 +123,16 @@ def _misfit(model, optimizer, saved, mine):
     """What is wrong with saved state, or None. mine: this rank's state_dict."""
     try:
         optimizer.check_kind(saved)
-        found = [{name: a.shape for name, a in arrays.items()} for arrays in saved["state"]]
+        found = [{name: (a.shape, str(a.dtype)) for name, a in arrays.items()} for arrays in saved["state"]]
     except Exception as error:      # whatever it is, the other ranks must hear of it
         return f"{type(optimizer).__name__}: {error}"
     whole = {id(piece): unit.grid.whole(s.tensor.shape) for unit in model.trained
              for s, piece in zip(unit.segments, unit.pieces, strict=True)}
-    wanted = [{name: whole.get(id(p), p.shape) for name in arrays}      # by parameter
+    wanted = [{name: (whole.get(id(p), p.shape), str(a.dtype)) for name, a in arrays.items()}      # by parameter
               for p, arrays in zip(_parameters(optimizer), mine["state"], strict=True)]
     for i, name, grid in _own(model, optimizer):
-        wanted[i][name] = grid.whole(mine["state"][i][name].shape)
+        a = mine["state"][i][name]
+        wanted[i][name] = grid.whole(a.shape), str(a.dtype)
     for i in range(max(len(found), len(wanted))):
         if found[i:i + 1] != wanted[i:i + 1]:
             return (f"the saved optimizer state is of {len(found)} parameters, this optimizer has {len(wanted)}; the "

@@ -261,8 +261,8 @@ def test_state_goes_into_another_one():
         train(again, other, steps=range(4, 8)), other)
     saved = optimizer.state_dict()
     saved["state"][0]["row_var"] = saved["state"][0]["row_var"].T
-    with pytest.raises(ValueError, match=r"saved row_var of shape \(1, 7\) for a parameter of shape \(7, 11\), whose "
-                                         r"row_var is \(7, 1\)"):
+    with pytest.raises(ValueError, match=r"saved row_var is of shape \(1, 7\) and dtype float32; of a parameter of "
+                                         r"shape \(7, 11\) and dtype float32 it is \(7, 1\) and float32"):
         other.load_state_dict(saved)
     with pytest.raises(ValueError, match="is of Adafactor, this optimizer is Adagrad"):
         optim.Adagrad(again).load_state_dict(saved)

@@ -195,8 +195,11 @@ def loaded(stage):
             errors.append("KeyError")
     with mt.no_grad():
         back = np.array_equal(model(x).numpy(), before)
+    wide = dict(state, state=[{name: a.astype(np.float64) for name, a in arrays.items()}
+                              for arrays in state.get("state", ())])
     for action in (lambda: load_full_optimizer_state_dict(model, optimizer, {} if world.rank == 0 else state),
-                   lambda: load_full_optimizer_state_dict(model, Stranger(optimizer), state)):
+                   lambda: load_full_optimizer_state_dict(model, Stranger(optimizer), state),
+                   lambda: load_full_optimizer_state_dict(model, optimizer, wide)):
         try:
             action()
         except ValueError as error:

@@ -145,7 +145,8 @@ def test_what_is_loaded_counts_and_errors_are_everybodys(stage):
     for moved, back, errors in crews.call(CASES + "loaded", 2, (stage,)):
         assert moved and back
         assert errors[0] == "KeyError" and "has no class, groups" in errors[1] and "check_kind" in errors[2]
-        assert len(errors) == (4 if stage == 3 else 3) and (stage < 3 or "inside gathered()" in errors[3])
+        assert "((90, 7), 'float64')}] saved for [{'momentum': ((90, 7), 'float32')}]" in errors[3]
+        assert len(errors) == (5 if stage == 3 else 4) and (stage < 3 or "inside gathered()" in errors[4])
 
 
 @pytest.mark.parametrize("kind", ["norm", "tensor"])
