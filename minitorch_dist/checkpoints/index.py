@@ -10,8 +10,9 @@ import numpy as np
 
 from ..backend import STORED, as_dtype
 
-VERSION = 1
+VERSION = 2         # of 1 the index has no crc32 of its own
 INDEX = "index.json"
+PARTS = "facts", "optimizer", "files", "arrays"
 FILE = re.compile(r"rank-\d+\.safetensors")      # in the checkpoint's own folder, wherever its index comes from
 DTYPES = {"bfloat16", *(np.dtype(name).newbyteorder(order).str for name in STORED if name != "bfloat16"
                         for order in "<>")}     # "<f4" and so on
@@ -23,7 +24,7 @@ class CheckpointError(ValueError):
 
 
 class Index:
-    """The index of a checkpoint, which is a file of JSON.
+    """The index of a checkpoint, which is a file of JSON, of these four with a CRC-32 of them.
 
     arrays     {name: {"shape", "dtype", "pieces": [{"file", "box"}]}}; the box as in Layout
     files      {file: {"bytes", "crc32"}}
@@ -76,8 +77,8 @@ class Index:
 
     def text(self):
         """As JSON."""
-        text = json.dumps({"version": VERSION, "facts": self.facts, "optimizer": self.optimizer, "files": self.files,
-                           "arrays": self.arrays}, indent=1, default=number)
+        parts = {name: getattr(self, name) for name in PARTS}
+        text = json.dumps({"version": VERSION, "crc32": crc32_of(parts), **parts}, indent=1, default=number)
         for _ in range(2):      # a list of numbers, and a list of such lists, on one line
             text = FLAT_LIST.sub(lambda match: " ".join(match[0].split()).replace("[ ", "[").replace(" ]", "]"), text)
         return text + "\n"
@@ -88,9 +89,12 @@ class Index:
         try:
             text = (Path(path) / INDEX).read_bytes()
             found = json.loads(text)
-            if found["version"] != VERSION:
+            if found["version"] not in (1, VERSION):
                 raise CheckpointError(f"{path}: a checkpoint of version {found['version']}; this program reads "
-                                      f"{VERSION}")
+                                      f"1 and {VERSION}")
+            if found["version"] > 1 and (crc32 := crc32_of(found)) != found["crc32"]:
+                raise CheckpointError(f"{path}/{INDEX} has changed since it was written: the CRC-32 of what it says is "
+                                      f"{crc32:08x}, not {found['crc32']:08x}")
             return cls(found["arrays"], found["files"], found["optimizer"], found["facts"]).checked(zlib.crc32(text))
         except FileNotFoundError:
             raise CheckpointError(f"{path}: no checkpoint here: it has no {INDEX}") from None
@@ -126,6 +130,11 @@ class Index:
         self.facts.items()
         self.crc32 = crc32
         return self
+
+
+def crc32_of(found):
+    """Of what an index says, however its text is laid out."""
+    return zlib.crc32(json.dumps([found[name] for name in PARTS], default=number).encode())
 
 
 def number(value):

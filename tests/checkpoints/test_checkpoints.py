@@ -145,9 +145,13 @@ def flipped(path):
     (path / "rank-0.safetensors").write_bytes(content)
 
 
-def changed(path, change):
+def changed(path, change, honest=True):
+    """An index is. honest: and its CRC-32 as well."""
     found = json.loads((path / "index.json").read_text())
     change(found)
+    if honest:
+        parts = [found[name] for name in ("facts", "optimizer", "files", "arrays")]
+        found["crc32"] = zlib.crc32(json.dumps(parts).encode())
     (path / "index.json").write_text(json.dumps(found))
 
 
@@ -172,6 +176,11 @@ DAMAGE = {
     "an index of nothing": (lambda path: (path / "index.json").write_text("[]"), "index.json is damaged"),
     "another version": (lambda path: changed(path, lambda found: found.update(version=9)),
                         "of version 9; this program"),
+    "another rate": (lambda path: changed(path, lambda found: found["optimizer"]["groups"][0]["settings"].update(lr=.2),
+                                          honest=False), "index.json has changed since it was written: the CRC-32 of"),
+    "a checksum in words": (lambda path: changed(path, lambda found: found.update(crc32="no"), honest=False),
+                            "index.json is damaged"),
+    "no checksum": (lambda path: changed(path, lambda found: found.pop("crc32"), honest=False), "damaged: KeyError"),
     "a missing array": (lambda path: changed(path, lambda found: found["arrays"].pop("model.0.weight")),
                         "has no model.0.weight"),
     "a file elsewhere": (lambda path: changed(path, lambda found: found["files"].update(
@@ -232,6 +241,14 @@ def test_damage_is_found_and_nothing_written(written, tmp_path, name):
     with pytest.raises(CheckpointError, match=what):
         checkpoints.load(path, run.model, run.optimizer)
     assert_same(state(run), before)
+
+
+def test_an_index_of_version_1_is_read(written, tmp_path):
+    """It had no checksum."""
+    path = copy_of(written["mlp", "data", 2], tmp_path)
+    changed(path, lambda found: (found.update(version=1), found.pop("crc32")), honest=False)
+    run = cases.Training("mlp", "one")
+    assert checkpoints.load(path, run.model, run.optimizer)["step"] == MIDDLE
 
 
 def test_a_damaged_file_that_nobody_verifies_is_found_when_it_cannot_be_read(written, tmp_path):
