@@ -53,12 +53,12 @@ class Dion2(Muon):
         chosen = {key: largest_lines(matrix.whole, side, of_each, group["fraction"])
                   for (matrix, _, key, group), side, (of_each,) in zip(moved, shorter, sums, strict=True)}
         for *_, piece, o in self.steps(chosen):
-            piece.step(o)
+            self.move(piece, o)
         for matrix, b, key, group in moved:
             matrix.multiply(b, chosen[key].of_each(1.0, group["momentum"], b.dtype))
 
-    def direction(self, g, exact, b, group):
-        return b        # which has moved before lines were chosen
+    def direction(self, g, state, group):
+        return state["momentum_buffer"]     # which has moved before lines were chosen
 
 
 class Lines(NamedTuple):

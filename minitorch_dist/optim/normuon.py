@@ -16,6 +16,7 @@ from ..backend import xp
 from .adafactor import lerp
 from .means import Matrix, means, whole_shape
 from .muon import COEFFICIENTS, Muon
+from .together import OfMatrices
 
 EPS = 1e-8      # beside √v
 RMS = 0.2       # of a step, over lr: about AdamW's
@@ -38,6 +39,8 @@ class NorMuon(Muon):
         self.take(params, lr=lr, weight_decay=weight_decay, momentum=momentum, beta2=beta2, nesterov=nesterov,
                   ns_coefficients=ns_coefficients, eps=eps, ns_steps=ns_steps)
 
+    move = OfMatrices.move      # of a length of its own
+
     def kinds_of_state(self, tensor):
         names, _ = super().kinds_of_state(tensor)
         *stack, rows, columns = whole_shape(tensor)
@@ -51,7 +54,7 @@ class NorMuon(Muon):
             v = v.reshape(mean.shape)
             lerp(v, mean.astype(v.dtype), 1 - piece.group["beta2"])
             matrix.multiply(o, balanced(mean, v).astype(o.dtype))
-            piece.move(o)
+            self.move(piece, o)
 
 
 def balanced(mean, v):
