@@ -28,10 +28,10 @@ import numpy as np
 
 from ..backend import device_of, is_whole, module_of, on_host, to, xp
 from ..flat import joined
+from .matrices import move
 from .muon import ADJUST, adjusted
 from .optimizer import Optimizer
 from .settings import AT_LEAST_0, FRACTION, MORE_THAN_0, share
-from .together import move
 
 RIGHT = "columns", "orthonormal"
 LOST = 1e-3     # of the longest of Q's columns: those that aren't longer have found nothing

@@ -7,7 +7,7 @@
 
 U Vᵀ comes without a singular value decomposition, by products alone: X → a·X + b·(X Xᵀ)X + c·(X Xᵀ)²X leaves U and V as
 they are and maps each singular value s to a·s + b·s³ + c·s⁵, which five times over brings [0.003, 1] into [0.68, 1.21].
-Of a matrix that is cut over ranks no rank can do that with its part: together.py.
+Of a matrix that is cut over ranks no rank can do that with its part: matrices.py.
 
 Sources: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks"; Liu et al. 2025, "Muon is
 scalable for LLM training" (adjust_lr_fn="match_rms_adamw").
@@ -16,8 +16,8 @@ scalable for LLM training" (adjust_lr_fn="match_rms_adamw").
 import math
 
 from ..backend import is_whole, module_of
+from .matrices import OfMatrices
 from .settings import AT_LEAST_0, MORE_THAN_0
-from .together import OfMatrices
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ADJUST = {      # name -> what lr is multiplied by, for a matrix of so many rows and columns

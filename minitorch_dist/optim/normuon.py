@@ -14,9 +14,9 @@ Source: Li et al. 2025, "NorMuon: making Muon more efficient and scalable", algo
 
 from ..backend import xp
 from .adafactor import lerp
+from .matrices import OfMatrices
 from .means import Matrix, means, whole_shape
 from .muon import COEFFICIENTS, Muon
-from .together import OfMatrices
 
 EPS = 1e-8      # beside √v
 RMS = 0.2       # of a step, over lr: about AdamW's

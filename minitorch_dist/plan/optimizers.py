@@ -9,7 +9,7 @@
             unsummed    P and R, in the place of a matrix's gradient                Dion
 
 Optimizers of hidden matrices have the blocks', of two axes, as in examples/gpt.py; AdamW has the rest, stacks of
-experts, too. Counts are those of optim/ and of the ledger; which rank owns a matrix, optim/together.py says itself.
+experts, too. Counts are those of optim/ and of the ledger; which rank owns a matrix, optim/matrices.py says itself.
 """
 
 from collections import Counter, defaultdict
@@ -19,9 +19,9 @@ from typing import NamedTuple
 from ..backend import xp
 from ..flat import ALIGN, BLOCK, round_up
 from ..optim.clip import SUMS
+from ..optim.matrices import owners, work
 from ..optim.packed import BLOCK as SHARED_SCALE
 from ..optim.settings import share
-from ..optim.together import owners, work
 from .sent import Collective, copy_axis
 
 NUMBER = {32: 4, 8: 1 + 4 / SHARED_SCALE}       # state_bits -> bytes of one, with its part of a scale

@@ -7,8 +7,8 @@ import minitorch_dist as mt
 from minitorch_dist import comm, optim
 from minitorch_dist.flat import FlatBuffer
 from minitorch_dist.optim.dion2 import Lines, largest_lines
+from minitorch_dist.optim.matrices import Cut, narrowed
 from minitorch_dist.optim.means import Matrix
-from minitorch_dist.optim.together import Cut, narrowed
 from minitorch_dist.parallel.tensor.parts import Part
 from tests.device.fake_cupy import installed
 

@@ -8,8 +8,8 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import ledger, nn, optim
 from minitorch_dist.flat import FlatBuffer
+from minitorch_dist.optim.matrices import owners, work
 from minitorch_dist.optim.muon import COEFFICIENTS, orthogonalized
-from minitorch_dist.optim.together import owners, work
 
 SHAPES = [(7, 11), (31, 5), (13, 13), (1, 6), (4, 9, 5)]
 

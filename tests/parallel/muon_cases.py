@@ -8,7 +8,7 @@ import numpy as np
 
 import minitorch_dist as mt
 from minitorch_dist import checkpoints, comm, ledger, nn, optim
-from minitorch_dist.optim.together import Cut, brought_together
+from minitorch_dist.optim.matrices import Cut, brought_together
 from minitorch_dist.parallel import (
     DistributedDataParallel,
     full_optimizer_state_dict,

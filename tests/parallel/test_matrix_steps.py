@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from minitorch_dist.optim.together import owners
+from minitorch_dist.optim.matrices import owners
 from minitorch_dist.testing import ranks
 from tests.crews import crews, threads
 

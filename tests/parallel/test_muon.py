@@ -8,7 +8,7 @@ import pytest
 
 import minitorch_dist as mt
 from minitorch_dist import comm, optim
-from minitorch_dist.optim.together import owners
+from minitorch_dist.optim.matrices import owners
 from minitorch_dist.parallel.offload import offload, offload_optimizer
 from minitorch_dist.parallel.tensor.parts import Part
 from minitorch_dist.testing import ranks

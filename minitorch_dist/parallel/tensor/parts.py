@@ -1,6 +1,6 @@
 """Which part of a parameter a rank has, of one that tensor parallelism has cut: what a leaf knows of it.
 
-Who wants the whole of it (optim/together.py, compress/low_precision.py) asks here which rank has which rows, or
+Who wants the whole of it (optim/matrices.py, compress/low_precision.py) asks here which rank has which rows, or
 columns.
 """
 
