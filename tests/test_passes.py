@@ -6,7 +6,7 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import backend
 from minitorch_dist.backend import passes
-from minitorch_dist.backend.passes import FEW, TILE, by_tiles, choose
+from minitorch_dist.backend.passes import FEW, LONG, TILE, by_tiles, choose, running_sum
 
 SHAPE = 97, 701         # two tiles and a part of one
 assert 2 * TILE < 97 * 701 < 3 * TILE
@@ -56,6 +56,32 @@ def test_ops_of_many_rows_are_those_of_each(function, inputs):
         row.backward(mt.tensor(ct[i]))
         assert row.data.tobytes() == out.data[i].tobytes()
         assert all(r.grad.data.tobytes() == w.grad.data[i].tobytes() for r, w in zip(rows, whole, strict=True))
+
+
+# ---------------------------------------------------------------- running sums
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "bool"])
+@pytest.mark.parametrize("shape, axis", [((7, 1500), 0), ((1500, 7), 1), ((3, 7, 11, 50), -2), ((3, 5, 400), 1),
+                                         ((1, LONG), 0), ((5, 4), 0), ((0, 2000), 0), ((2000, 0), 0)])
+def test_running_sums_have_numpys_bits(dtype, shape, axis):
+    """Many and few, forwards and backwards, however they lie in memory."""
+    x = (draws(1, "f8", shape)[0] * 3).astype(dtype)
+    for array in (x, np.asfortranarray(x), np.stack([x, x], -1)[..., 1], x[::-1]):
+        whole = array.dtype.kind != "f"
+        right = array.cumsum(axis, None if whole else array.dtype)
+        turned = np.flip(np.flip(array, axis).cumsum(axis, None if whole else array.dtype), axis)
+        for made, wanted in ((running_sum(array, axis), right), (running_sum(array, axis, True), turned)):
+            assert made.dtype == wanted.dtype and made.shape == shape and made.tobytes() == wanted.tobytes()
+
+
+def test_running_sums_side_by_side_are_numbers_of_places(monkeypatch):
+    """One addition for each place but the first; NumPy's own where there are few."""
+    calls = []
+    monkeypatch.setattr(passes.xp, "add", lambda *args, add=np.add, **more: calls.append(1) or add(*args, **more))
+    for count, added in ((LONG, 6), (LONG - 1, 0)):
+        running_sum(np.ones((7, count)), 0)
+        assert len(calls) == added
+        calls.clear()
 
 
 # ---------------------------------------------------------------- choices

@@ -58,7 +58,7 @@ from .dtypes import (
 from .graphs import Recording, assign, recording, refuse_in_graph
 from .halves import to_float32, to_half
 from .orders import argsort
-from .passes import TILE, by_tiles, choose
+from .passes import TILE, by_tiles, choose, running_sum
 from .products import add_up, adds_in_float32, in_float32, is_half, matmul, products_made_by
 from .streams import (
     Draw,

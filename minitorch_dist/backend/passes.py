@@ -1,4 +1,4 @@
-"""Elementwise work on the host that takes NumPy longer than it must: many passes, and choices."""
+"""Work on the host that takes NumPy longer than it must: many elementwise passes, choices, and running sums."""
 
 from functools import wraps
 
@@ -9,6 +9,7 @@ from .dtypes import is_floating
 # Elements per tile: 32 K of float32 are 128 KiB, and some arrays of them fit into a core's L2 cache.
 TILE = 32_768
 FEW = 4096          # elements for which one call of NumPy's is quicker than five
+LONG = 1024         # running sums that pay for being added up side by side
 
 
 def by_tiles(formula):
@@ -53,6 +54,23 @@ def choose(condition, x, y):
     if y.ndim or y:
         return (y ^ (bits & (x ^ y))).view(like.dtype)
     return (bits & x).view(like.dtype)
+
+
+def running_sum(x, axis, backwards=False):
+    """x.cumsum(axis), of floats in their own dtype, of integers and bools in 64 bits; backwards: from the end.
+
+    NumPy makes one running sum after the other, each number of which waits for the one before it. On the host many are
+    added up side by side, a place of all of them at a time, with the same bits in a sixth of the time.
+    """
+    if x.__class__ is not xp.ndarray or not is_floating(x.dtype) or not x.size >= LONG * x.shape[axis] > 0:
+        turn = (lambda array: xp.flip(array, axis)) if backwards else (lambda array: array)
+        return turn(turn(x).cumsum(axis, x.dtype if is_floating(x.dtype) else None))
+    sums = xp.empty(x.shape, x.dtype)
+    of_place, added = (array.swapaxes(axis, 0)[::-1 if backwards else 1] for array in (sums, x))
+    of_place[0] = added[0]
+    for k in range(1, len(added)):
+        xp.add(of_place[k - 1], added[k], out=of_place[k])
+    return sums
 
 
 def _fits(value, like):

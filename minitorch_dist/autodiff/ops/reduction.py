@@ -1,6 +1,6 @@
 """Reductions, and broadcasting, which is a sum's transpose."""
 
-from ...backend import add_up, adds_in_float32, in_float32, is_floating, is_short, is_whole, wholes, xp, zeros_like
+from ...backend import add_up, adds_in_float32, in_float32, is_short, is_whole, running_sum, wholes, xp, zeros_like
 from ..dispatch import as_array, with_params
 from ..primitive import TRACED, LinearOp, Primitive, bind, lower, state
 from .elementwise import astype, exp, isfinite, log, sqrt, where
@@ -83,10 +83,7 @@ _all = Primitive("all", lambda x, axes, keepdims: x.all(axis=axes, keepdims=keep
 def _cumsum_forward(x, axis, backwards):
     if x.itemsize == 2 and adds_in_float32(x):
         return in_float32(_cumsum_forward, x, axis, backwards)
-    dtype = x.dtype if is_floating(x.dtype) else None       # of integers and bools NumPy's choice: 64 bits
-    if not backwards:
-        return x.cumsum(axis, dtype)
-    return xp.flip(xp.flip(x, axis).cumsum(axis, dtype), axis)
+    return running_sum(x, axis, backwards)
 
 
 _cumsum = Primitive("cumsum", _cumsum_forward, params="axis backwards", x=(cumulated, "axis backwards"))
