@@ -6,7 +6,7 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import backend
 from minitorch_dist.backend import passes
-from minitorch_dist.backend.passes import FEW, LONG, TILE, by_tiles, choose, running_sum
+from minitorch_dist.backend.passes import FEW, LONG, TILE, WIDE, by_tiles, choose, running_sum
 
 SHAPE = 97, 701         # two tiles and a part of one
 assert 2 * TILE < 97 * 701 < 3 * TILE
@@ -75,11 +75,13 @@ def test_running_sums_have_numpys_bits(dtype, shape, axis):
 
 
 def test_running_sums_side_by_side_are_numbers_of_places(monkeypatch):
-    """One addition for each place but the first; NumPy's own where there are few."""
+    """One addition for each place but the first; NumPy's own where there are few, or where each is far from the next.
+    """
     calls = []
     monkeypatch.setattr(passes.xp, "add", lambda *args, add=np.add, **more: calls.append(1) or add(*args, **more))
-    for count, added in ((LONG, 6), (LONG - 1, 0)):
-        running_sum(np.ones((7, count)), 0)
+    for shape, axis, added in (((7, LONG), 0, 6), ((7, LONG - 1), 0, 0), ((LONG // WIDE, 5, WIDE), -2, 4),
+                               ((LONG, 5, WIDE - 1), 1, 0), ((LONG, 5), 1, 0)):
+        running_sum(np.ones(shape), axis)
         assert len(calls) == added
         calls.clear()
 

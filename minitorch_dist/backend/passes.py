@@ -1,6 +1,7 @@
 """Work on the host that takes NumPy longer than it must: many elementwise passes, choices, and running sums."""
 
 from functools import wraps
+from math import prod
 
 import numpy as xp
 
@@ -9,7 +10,8 @@ from .dtypes import is_floating
 # Elements per tile: 32 K of float32 are 128 KiB, and some arrays of them fit into a core's L2 cache.
 TILE = 32_768
 FEW = 4096          # elements for which one call of NumPy's is quicker than five
-LONG = 1024         # running sums that pay for being added up side by side
+LONG = 1024         # running sums that pay for being added up side by side,
+WIDE = 16           # of which so many lie side by side, too
 
 
 def by_tiles(formula):
@@ -62,7 +64,8 @@ def running_sum(x, axis, backwards=False):
     NumPy makes one running sum after the other, each number of which waits for the one before it. On the host many are
     added up side by side, a place of all of them at a time, with the same bits in a sixth of the time.
     """
-    if x.__class__ is not xp.ndarray or not is_floating(x.dtype) or not x.size >= LONG * x.shape[axis] > 0:
+    if (x.__class__ is not xp.ndarray or not is_floating(x.dtype) or not x.size >= LONG * x.shape[axis] > 0
+            or prod(x.shape[axis % x.ndim + 1:]) < WIDE):
         turn = (lambda array: xp.flip(array, axis)) if backwards else (lambda array: array)
         return turn(turn(x).cumsum(axis, x.dtype if is_floating(x.dtype) else None))
     sums = xp.empty(x.shape, x.dtype)

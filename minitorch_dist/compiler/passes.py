@@ -112,8 +112,9 @@ def _power(node, new, made_by):
     x, exponent = node.args
     number = not isinstance(exponent, Value) and isinstance(x, Value) and is_floating(x.dtype) and (
         node.result.dtype == x.dtype)       # (np.float64(2) would make float64 of float32)
-    if number and exponent == 2:
-        return new("square", (x,), x.shape)
+    if number and exponent in (2, 3, 4):
+        square = new("square", (x,), x.shape)
+        return square if exponent == 2 else new("mul", (square, x if exponent == 3 else square), x.shape)
     if number and exponent == 0.5:
         return new("sqrt", (x,), x.shape)
     return x if number and exponent == 1 else None

@@ -246,6 +246,25 @@ def test_erf_is_as_exact_as_stated(dtype, bound):
     assert mt.erf(x).dtype == dtype and np.isnan(mt.erf(np.array([np.nan])))[0]
 
 
+@pytest.mark.parametrize("y", [3, 4, 5, -2, -3, 3.0, -7.0, 2, 1, 0, -1, 100, 0.5, np.inf, -np.inf, np.nan, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.int32])
+def test_powers_are_numpys(dtype, y):
+    """Within a unit in the last place; of zeros, infinities and NaN the same ones, with their signs."""
+    x = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, *rng.standard_normal(100) * 3], np.float64)
+    x = x.astype(dtype) if dtype != np.int32 else np.arange(-4, 5, dtype=dtype)
+    with np.errstate(all="ignore"):
+        if dtype == np.int32 and y.__class__ is int and y < 0:      # as NumPy says it
+            with pytest.raises(ValueError, match="negative integer powers"):
+                mt.power(x, y)
+            return
+        found, right = mt.power(x, y), np.power(x, y)
+    assert found.dtype == right.dtype
+    bound = 2 * np.finfo(right.dtype).eps if right.dtype.kind == "f" else 0
+    np.testing.assert_allclose(found, right, rtol=bound, atol=0)
+    signed = ~np.isnan(right)
+    assert (np.signbit(found) == np.signbit(right))[signed].all()
+
+
 def test_random_numbers_follow_their_stream():
     draw = lambda: mt.random.normal(mt.backend.stream("test", 1), (1000,), mean=3.0)    # noqa: E731
     np.testing.assert_array_equal(draw().numpy(), draw().numpy())

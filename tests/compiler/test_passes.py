@@ -31,6 +31,7 @@ GONE = {        # name -> (function, argument, what is left)
                       "reshape transpose exp"),
     "broadcast to itself": (lambda x: mt.exp(mt.broadcast_to(x, (4, 6))), X, "exp"),
     "square": (lambda x: x ** 2, X, "square"),
+    "cube": (lambda x: x ** 3, X, "square mul"), "fourth power": (lambda x: x ** 4.0, X, "square mul"),
     "first power": (lambda x: mt.exp(x ** 1), X, "exp"),
     "times one": (lambda x: mt.exp(1 * x * 1.0 / 1), X, "exp"),
     "casts there and back": (lambda x: mt.exp(mt.astype(mt.astype(x, np.float64), np.float32)), F32, "exp"),

@@ -48,8 +48,20 @@ def _slope(x, y):
     return y * power(x, where(xp.logical_and(lower(x) == 0, lower(y) == 0), 1, y - 1))
 
 
+def _raised(x, y):
+    """x to the y. On the host to whole powers by products, or by |x|: of negative numbers NumPy takes 44 ns each."""
+    if y.__class__ not in (float, int) or x.__class__ is not xp.ndarray or y in (-1, 0, 1, 2) or y != y // 1 \
+            or not is_floating(x.dtype) or x.itemsize == 2:
+        return xp.power(x, y)
+    if y in (3, 4):
+        square = x * x
+        return square * (x if y == 3 else square)
+    out = xp.power(xp.absolute(x), y)
+    return xp.copysign(out, x) if y % 2 else out
+
+
 power = binary(
-    "power", xp.power, (scale, _slope),
+    "power", _raised, (scale, _slope),
     (scale, lambda ans, x: where(lower(x) > 0, ans * log(where(lower(x) > 0, x, 1.0)), 0.0)),
     "x to the y. The derivative with respect to y is taken as 0 where x ≤ 0.")
 
@@ -110,8 +122,12 @@ sigmoid = unary("sigmoid", _rounded_once(raw_sigmoid), (scale, lambda ans: ans -
 relu = unary("relu", lambda x: xp.maximum(x, 0), (scale, lambda ans: ans > 0),
              "max(x, 0); the derivative at 0 is taken as 0")
 
-# Below 0.46875 erf = x·A(x²)/B(x²), above it 1 - exp(-x²)·C(|x|)/D(|x|): within 5e-16 of erf, relatively, in float64,
-# and within 3e-7 in float32. Source: Cody 1969, "Rational Chebyshev approximations for the error function".
+# Float32: erf = tanh(x·P(x²)), within 2.6e-7. P is about artanh(erf(x))/x, with the coefficients that leave the least
+# relative error of erf, 1e-8, up to 4.5; from there on it is 1. (By Lawson's weights on Chebyshev polynomials.)
+_ERF_P = (1.87539615e-10, -8.78095398e-9, 1.60518030e-7, -1.31993699e-6, 1.44669186e-6, 6.90653684e-5, -5.95024514e-4,
+          -2.06798572e-4, 1.02772191e-1, 1.12837918)
+# Float64: below 0.46875 erf = x·A(x²)/B(x²), above it 1 - exp(-x²)·C(|x|)/D(|x|), within 5e-16. Source: Cody 1969,
+# "Rational Chebyshev approximations for the error function".
 _ERF_A = (1.85777706184603153e-1, 3.16112374387056560e0, 1.13864154151050156e2, 3.77485237685302021e2,
           3.20937758913846947e3)
 _ERF_B = (1.0, 2.36012909523441209e1, 2.44024637934444173e2, 1.28261652607737228e3, 2.84423683343917062e3)
@@ -136,6 +152,9 @@ def _erf(x):
         return _erf(x.astype(xp.float64))
     if x.itemsize == 2:     # the coefficients are beyond float16's range
         return in_float32(_erf, x)
+    if x.dtype == xp.float32:
+        y = xp.minimum(xp.maximum(x, -4.5), 4.5)
+        return xp.tanh(y * _polynomial(_ERF_P, y * y))
     y = xp.minimum(xp.absolute(x), 6.0)     # beyond 6 erf is 1 to the last bit
     z = y * y
     small = y * _polynomial(_ERF_A, z) / _polynomial(_ERF_B, z)
@@ -144,7 +163,7 @@ def _erf(x):
 
 
 erf = unary("erf", _erf, (scale, lambda x: 2 / math.sqrt(math.pi) * exp(-(x * x))),
-            "The error function 2/√π ∫₀ˣ exp(-t²) dt; relative error below 5e-16 in float64, 3e-7 in float32")
+            "The error function 2/√π ∫₀ˣ exp(-t²) dt; relative error below 5e-16 in float64, 2.6e-7 in float32")
 
 
 def clip(x, a_min=None, a_max=None):
