@@ -15,8 +15,6 @@ import pytest
 
 from minitorch_dist import faults
 from minitorch_dist.__main__ import main
-from minitorch_dist.supervise import Job
-from minitorch_dist.testing import ranks
 from tests import crews
 
 ROOT = Path(__file__).parents[1]
@@ -345,14 +343,6 @@ def test_a_job_that_does_not_end_when_its_supervisor_is_killed(tmp_path):
     kill_the_supervisor(tmp_path, "here", "--grace", "0.3", "--", "-c", DEAF, tmp_path / "here")
 
 
-LEAVES = """
-import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-print(child.pid, flush=True)
-sys.exit(5)
-"""
-
-
 FAILS_ONCE = """
 import os, sys
 begun = os.path.exists(sys.argv[1])
@@ -401,15 +391,3 @@ def test_an_error_of_the_supervisor_leaves_no_job(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         supervise("--", "-c", "import time; time.sleep(60)", tmp_path)
     assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and str(tmp_path) in cmdline(pid)]
-
-
-def test_what_a_job_leaves_behind_is_killed(tmp_path, capsys):
-    """A process in a session of its own, whose parent has gone."""
-    job = Job([sys.executable, "-c", LEAVES], tmp_path / "steps", 0)
-    assert job.wait(20) == 5
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    left = job.clear()
-    assert [str(pid) for pid in left] == capsys.readouterr().out.split()
-    assert not any(ranks.is_alive(pid) for pid in left) and ranks.is_alive(other.pid)
-    other.kill()
-    other.wait()
