@@ -113,7 +113,7 @@ SAMPLES = [
     Sample("getitem", lambda x: mt.sin(x[MASK]), (normal(3, 4),), "mask"),
     Sample("getitem", lambda x: mt.sin(x[..., None, LABELS]), (normal(2, 5),), "mixed"),
     Sample("scatter_add", lambda x: mt.exp(mt.scatter_add(x, ROWS, (3, 2))), (normal(4, 2),)),
-    Sample("reorder", lambda x: mt.exp(mt.ops.indexing.reorder(x, ORDER, 1)), (normal(3, 4),)),
+    Sample("reorder", lambda x: mt.exp(mt.ops.indexing.reorder(x, ORDER, -1)), (normal(3, 4),)),
     Sample("take_along_axis", lambda x: mt.exp(mt.take_along_axis(x, ORDER[:, [0, 0, 2]], 1)), (normal(3, 4),)),
     Sample("take", lambda x: mt.exp(mt.take(x, ROWS, 1)) * mt.take(x, [7, 0, -1, 7]), (normal(2, 4),)),
     Sample("topk", lambda x: mt.topk(x, 2, 0)[0] * mt.topk(x, 2, 0, largest=False)[0], (distinct(4, 3),)),

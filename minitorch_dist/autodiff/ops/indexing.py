@@ -29,7 +29,16 @@ gathered = LinearOp("gather", lambda t, r: _gathering(t, (r[0], t.shape)), lambd
 scattered = LinearOp("scatter_add", lambda t, r: bind(_scatter_add, (t,), r),
                      lambda c, r: _gathering(c, (r[0], c.shape)), fresh=False)
 ordered = LinearOp("reorder", lambda t, r: reorder(t, *r),
-                   lambda c, r: reorder(c, backend.argsort(r[0], r[1]), r[1]))
+                   lambda c, r: reorder(c, _back(*r), r[1]))
+
+
+def _back(order, axis):
+    """The order that undoes a permutation of each line."""
+    if not isinstance(order, xp.ndarray):
+        return backend.argsort(order, axis)
+    back, places = xp.empty_like(order), xp.arange(order.shape[axis], dtype=order.dtype)
+    xp.put_along_axis(back, order, places.reshape((-1,) + (1,) * (order.ndim - axis % order.ndim - 1)), axis)
+    return back
 
 
 def is_basic(index):
