@@ -9,10 +9,7 @@ link what all messages take; and, in turns, what those that aren't hidden take, 
 its two halves' messages and products.
 """
 
-import os
-import sys
-
-from _harness import Report, named, one_thread
+from _harness import Report, named, one_thread, world_of
 
 one_thread()
 
@@ -23,14 +20,13 @@ import time  # noqa: E402
 import numpy as np  # noqa: E402
 
 import minitorch_dist as mt  # noqa: E402
-from minitorch_dist import comm, data, ledger, nn  # noqa: E402
+from minitorch_dist import data, ledger, nn  # noqa: E402
 from minitorch_dist.comm.link import SimulatedLink  # noqa: E402
 from minitorch_dist.parallel.experts import moe  # noqa: E402
 from minitorch_dist.parallel.pipelines import Pipeline  # noqa: E402
 from minitorch_dist.parallel.pipelines.schedule_dual import dual_pipe_v  # noqa: E402
 from minitorch_dist.parallel.pipelines.schedule_steps import Step, combined  # noqa: E402
 from minitorch_dist.parallel.tensor import parallelize_module  # noqa: E402
-from minitorch_dist.testing import ranks  # noqa: E402
 
 RANKS, LIMIT = 2, 900
 MICRO_BATCHES, ROWS, TIME, DIM, HEADS, EXPERTS = 6, 2, 64, 128, 4, 4
@@ -117,13 +113,9 @@ def report_on(report, seconds, sent, bandwidths):
 
 
 def main():
-    world = comm.world()
-    if world.size == 1:
-        run = ranks.launch([__file__], n=RANKS, limit=LIMIT).check()
-        print(run.stdout[0], end="")
+    world = world_of(__file__, RANKS, LIMIT)
+    if world is None:
         return
-    if world.rank:
-        sys.stdout = open(os.devnull, "w")
     report, axis = Report("dual_pipe", "Passes in turns (`dual_pipe.py`)"), world.split(0, name="ep")
     steps = {apart: program(world, axis, apart) for apart in (True, False)}
     with ledger.record() as book:

@@ -10,10 +10,7 @@ seconds of a message beside those of the shortest product that hides one.
 each message what is left when the products between its posting and its arrival are made.
 """
 
-import os
-import sys
-
-from _harness import Report, named, one_thread
+from _harness import Report, named, one_thread, world_of
 
 one_thread()
 
@@ -24,10 +21,9 @@ import time  # noqa: E402
 import numpy as np  # noqa: E402
 
 import minitorch_dist as mt  # noqa: E402
-from minitorch_dist import comm, ledger, nn  # noqa: E402
+from minitorch_dist import ledger, nn  # noqa: E402
 from minitorch_dist.comm.link import SimulatedLink  # noqa: E402
 from minitorch_dist.parallel.tensor import tensor_parallel as tp  # noqa: E402
-from minitorch_dist.testing import ranks  # noqa: E402
 
 RANKS, LIMIT = 2, 900
 BATCH, TIME, DIM, HEADS = 4, 128, 512, 8
@@ -123,13 +119,9 @@ def report_on(report, seconds, hidden, sent, bandwidths):
 
 
 def main():
-    world = comm.world()
-    if world.size == 1:
-        run = ranks.launch([__file__], n=RANKS, limit=LIMIT).check()
-        print(run.stdout[0], end="")
+    world = world_of(__file__, RANKS, LIMIT)
+    if world is None:
         return
-    if world.rank:
-        sys.stdout = open(os.devnull, "w")
     report = Report("overlap", "Messages behind products (`overlap.py`)")
     steps = {overlap: program(world, overlap) for overlap in (False, True)}
     for step in steps.values():

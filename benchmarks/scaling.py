@@ -9,10 +9,7 @@ job, each rank on one BLAS thread; the time of a turn is that of the slowest ran
 sleeps.
 """
 
-import os
-import sys
-
-from _harness import Report, installed, join_gloo, named, one_thread, result
+from _harness import Report, installed, join_gloo, named, one_thread, result, world_of
 
 one_thread()
 
@@ -24,9 +21,7 @@ import time  # noqa: E402
 import _mlp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from minitorch_dist import comm  # noqa: E402
 from minitorch_dist.parallel import DistributedDataParallel  # noqa: E402
-from minitorch_dist.testing import ranks  # noqa: E402
 
 RANKS = 2
 CEILING_AIM = 0.9
@@ -140,15 +135,11 @@ def report_on(name, report, seconds, size):
 
 
 def main(names):
-    world = comm.world()
-    if world.size == 1:
-        run = ranks.launch([__file__, *names], n=RANKS, limit=LIMIT).check()
-        print(run.stdout[0], end="")
+    world = world_of(__file__, RANKS, LIMIT, *names)
+    if world is None:
         return
     report = Report(result("scaling", names, ROUNDS),
                     f"One training step on 1 and on {world.size} ranks (`scaling.py`)")
-    if world.rank:
-        sys.stdout = open(os.devnull, "w")
     if installed(report.skipped, "torch"):
         join_gloo(world)
     for name in names:

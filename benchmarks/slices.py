@@ -10,10 +10,7 @@ most, by the ledger; of torch it isn't known. Everything is measured in turns in
 the slower rank.
 """
 
-import os
-import sys
-
-from _harness import Report, installed, join_gloo, named, one_thread
+from _harness import Report, installed, join_gloo, named, one_thread, world_of
 
 one_thread()
 
@@ -25,10 +22,9 @@ import _models  # noqa: E402
 import numpy as np  # noqa: E402
 
 import minitorch_dist as mt  # noqa: E402
-from minitorch_dist import comm, data, ledger, nn  # noqa: E402
+from minitorch_dist import data, ledger, nn  # noqa: E402
 from minitorch_dist.parallel.pipelines import Pipeline, cut_gpt, lengths_of_equal_work, schedule_of  # noqa: E402
 from minitorch_dist.parallel.pipelines.schedules import play  # noqa: E402
-from minitorch_dist.testing import ranks  # noqa: E402
 
 RANKS, LIMIT = 2, 900
 SIZES = {"vocabulary": 65, "length": 1024, "layers": 8, "heads": 4, "dim": 128}
@@ -131,13 +127,9 @@ def measure(steps, world):
 
 
 def main():
-    world = comm.world()
-    if world.size == 1:
-        run = ranks.launch([__file__], n=RANKS, limit=LIMIT).check()
-        print(run.stdout[0], end="")
+    world = world_of(__file__, RANKS, LIMIT)
+    if world is None:
         return
-    if world.rank:
-        sys.stdout = open(os.devnull, "w")
     report = Report("slices", "Long sequences in a pipeline, in slices (`slices.py`)")
     alone, _ = ours(world.split(world.rank), 1, False)
     made = {name: ours(world, *way) for name, way in WAYS.items()}
