@@ -5,7 +5,7 @@ import traceback
 import weakref
 
 from .. import backend
-from ..backend import ARRAY_TYPES, module_of, recording, to, to_device_of, xp
+from ..backend import module_of, recording, to, to_device_of, xp
 from ..ledger import keep
 from .hooks import RemovableHandle, without
 from .primitive import GENERAL, TRACED, Traced, aux_of, bind, lower, run_forward, state
@@ -225,8 +225,9 @@ class Tensor(Traced):
         if hasattr(value, "tangent"):
             raise RuntimeError("in-place assignment of a value with a tangent (jvp, linearize), which would be lost: "
                                "use x = x.at[index].set(value)")
-        if not isinstance(self.data, ARRAY_TYPES) and not hasattr(self.data, "__setitem__"):
-            raise TypeError(f"{type(self.data).__name__} can't be written in place")
+        if not hasattr(self.data, "__setitem__"):       # as that of x.sum(), and of x[0] of one axis
+            raise TypeError(f"{type(self.data).__name__} can't be written in place: it is one number, in no array; "
+                            "write into the array that it was taken from, or into a copy, mt.tensor(x)")
         if backend.DEVICE_ARRAYS:
             from .ops.indexing import located
             index = located(index, self)

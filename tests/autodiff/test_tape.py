@@ -329,6 +329,7 @@ def test_tensor_copies_and_from_numpy_aliases_and_numpy_is_read_only():
     (lambda: copy.deepcopy(leaf(2) * 2.0), RuntimeError, "only leaf tensors .* detach"),
     (lambda: mt.from_numpy([1.0]), TypeError, "from_numpy takes a NumPy array, got list"),
     (lambda: mt.Tensor(1.0).__setitem__(..., 2.0), TypeError, "float can't be written in place"),
+    (lambda: mt.tensor([1.0, 2.0])[0].__setitem__(..., 2.0), TypeError, "float32 can't be written in place"),
     (lambda: len(mt.tensor(1.0)), TypeError, r"len\(\) of a 0-d tensor"),
 ])
 def test_what_a_tensor_can_not_do_is_named(call, error, message):
