@@ -12,7 +12,7 @@ from .. import backend, kernels
 from ..autodiff import ops
 from ..autodiff.methods import METHODS
 from ..autodiff.ops.shape import Bundle
-from ..autodiff.primitive import OPS, mode
+from ..autodiff.primitive import OPS, TRACED, mode
 from ..autodiff.tensor import Tensor, user_line
 from ..backend import DEVICE_ARRAYS, Placeholder, device_of, is_array, module_on
 from ..nn.absent import comes_and_goes
@@ -111,7 +111,8 @@ class Symbol(Placeholder):
 def _checked(function):
     def method(*args, **options):
         current()
-        return function(*args, **options)
+        with nullcontext() if any(a.__class__ in TRACED for a in args) else mode(autocast=None):    # as NumPy's own
+            return function(*args, **options)
     return method
 
 
@@ -127,9 +128,9 @@ Symbol.__hash__ = object.__hash__
 
 BY_UFUNC = {op.forward: op for op in OPS.values() if isinstance(getattr(op, "forward", None), np.ufunc)} | {
     np.matmul: OPS["matmul"]}
-BY_NAME = {name: METHODS[name] for name in ("sum", "mean", "max", "min", "argmax", "argmin", "reshape", "transpose",
-                                            "swapaxes", "squeeze", "cumsum", "prod", "any", "all", "clip")} | {
-    "broadcast_to": ops.broadcast_to}
+BY_NAME = {name: getattr(Symbol, name) for name in (
+    "sum", "mean", "max", "min", "argmax", "argmin", "reshape", "transpose", "swapaxes", "squeeze", "cumsum", "prod",
+    "any", "all", "clip")} | {"broadcast_to": ops.broadcast_to}
 LIKE = {np.zeros_like: "zeros", np.ones_like: "ones"}
 MAKERS = {np.arange, np.zeros, np.ones, np.empty, np.full, np.tri, np.eye}
 # What these give has a shape that depends on the shapes of what they are given, not on values.

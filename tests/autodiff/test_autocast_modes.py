@@ -137,6 +137,18 @@ def test_a_region_inside_of_a_compiled_function(dtype):
         assert abs(compiled(x).item() - f(x).item()) < EPS[dtype] * 12 and not compiled.breaks
 
 
+@each_dtype
+def test_numpys_own_operators_know_no_autocast_when_compiled_either(dtype):
+    def f(x):
+        return x @ x, x.sum(), np.sum(x, 0), x ** 3, mt.matmul(x, x), x @ mt.Tensor(x)
+    compiled = mt.compile(f)
+    for given in ("float32", "float16"):
+        with mt.autocast(dtype):
+            x = np.ones((2, 2), given)
+            found, expected = ([y.dtype for y in g(x)] for g in (compiled, f))
+        assert found == expected == [given] * 4 + [dtype] * 2 and not compiled.breaks
+
+
 # ---------------------------------------------------------------- on a GPU (the stand-in for CuPy)
 
 @each_dtype
