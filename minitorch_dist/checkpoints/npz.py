@@ -2,6 +2,7 @@
 
 import zipfile
 import zlib
+from tokenize import TokenError
 
 import numpy as np
 
@@ -17,5 +18,6 @@ def read_npz(path):
         try:
             with np.load(file, allow_pickle=False) as found:
                 return dict(found)
-        except (ValueError, EOFError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        except (ValueError, EOFError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error,
+                SyntaxError, TokenError) as error:      # the last two: a damaged header, which NumPy reads as Python
             raise ValueError(f"{path} is damaged or cut short, or holds more than arrays: {error}") from error

@@ -21,6 +21,7 @@ its middle costs no more than one from its beginning.
 import os
 import zlib
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 
@@ -111,7 +112,7 @@ class _File:
                 version = np.lib.format.read_magic(file)
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
                 shape, _, self.dtype = read(file)
-            except ValueError as error:
+            except (ValueError, SyntaxError, TokenError) as error:      # a damaged header is read as Python
                 raise ValueError(f"{path} is no .npy file ({error}). Of bare numbers, as a .bin has them, make one: "
                                  "np.save(new, np.fromfile(old, np.uint16))") from None
             self.start = file.tell()

@@ -42,6 +42,15 @@ def test_any_byte_that_is_another_is_found_or_harmless(whole):
             assert all((found[name] == array).all() for name, array in wanted.items() if name in found)
 
 
+@pytest.mark.parametrize("changed", [(b"}", b" "), (b"<f8", b",f8")])
+def test_a_header_that_is_no_python_is_found_before_the_checksum(tmp_path, changed):
+    path = tmp_path / "a.npz"
+    np.savez(path, a=np.zeros(5000))
+    path.write_bytes(path.read_bytes().replace(*changed, 1))
+    with pytest.raises(ValueError, match="a.npz is damaged or cut short"):
+        read_npz(path)
+
+
 @pytest.mark.parametrize("content", [b"text", pickle.dumps({"a": 1})])
 def test_another_kind_of_file(tmp_path, content):
     (tmp_path / "a.npz").write_bytes(content)

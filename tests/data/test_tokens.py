@@ -109,7 +109,8 @@ def test_files_that_are_none_or_damaged_are_named(tmp_path):
     path.write_bytes(good + b"abc")
     with pytest.raises(ValueError, match="is too long"):
         StoredTokens(path, 4)
-    for content in (b"", b"ab", good[:20], np.arange(9, dtype=np.uint16).tobytes()):
+    for content in (b"", b"ab", good[:20], np.arange(9, dtype=np.uint16).tobytes(), good.replace(b"}", b" "),
+                    good.replace(b"<u2", b",u2")):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"00000.npy is no .npy file .*np.fromfile"):
             StoredTokens(path, 4)
