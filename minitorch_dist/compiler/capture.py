@@ -127,7 +127,7 @@ Symbol.__setitem__ = Symbol._refuse_write
 Symbol.__hash__ = object.__hash__
 
 BY_UFUNC = {op.forward: op for op in OPS.values() if isinstance(getattr(op, "forward", None), np.ufunc)} | {
-    np.matmul: OPS["matmul"]}
+    np.matmul: OPS["matmul"], np.power: OPS["power"]}
 BY_NAME = {name: getattr(Symbol, name) for name in (
     "sum", "mean", "max", "min", "argmax", "argmin", "reshape", "transpose", "swapaxes", "squeeze", "cumsum", "prod",
     "any", "all", "clip")} | {"broadcast_to": ops.broadcast_to}

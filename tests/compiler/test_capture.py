@@ -6,6 +6,8 @@ import pytest
 import minitorch_dist as mt
 from minitorch_dist import backend
 from minitorch_dist.autodiff.primitive import lower
+from minitorch_dist.compiler import capture
+from minitorch_dist.parallel.sharding import sharded
 
 from .compare import EMITS, arrays, check, identical, near
 
@@ -42,6 +44,16 @@ def test_numpys_functions(name, emit):
         near(found, expected, name)
         assert type(found) is np.ndarray
     assert not compiled.breaks
+
+
+def test_ufuncs_that_are_ops():
+    """In a compiled function and on a mesh: also those whose op does it otherwise than the ufunc."""
+    names = """abs add ceil cos divide equal exp expm1 floor floor_divide greater greater_equal isfinite isnan less
+        less_equal log log1p logical_and logical_not logical_or logical_xor matmul maximum minimum multiply negative
+        not_equal power remainder sign sin sqrt square subtract tanh""".split()
+    for table in (capture.BY_UFUNC, sharded.BY_UFUNC):
+        assert set(table) == {getattr(np, name) for name in names}
+        assert table[np.power].name == "power" and table[np.remainder].name == "mod"
 
 
 @EMIT

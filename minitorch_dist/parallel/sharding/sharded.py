@@ -250,7 +250,7 @@ def brought_together(tree):
 
 
 BY_UFUNC = {op.forward: op for op in OPS.values() if isinstance(getattr(op, "forward", None), xp.ufunc)} | {
-    xp.matmul: OPS["matmul"]}
+    xp.matmul: OPS["matmul"], xp.power: OPS["power"]}
 BY_NAME = ("sum", "mean", "max", "min", "argmax", "argmin", "reshape", "transpose", "swapaxes", "squeeze", "cumsum",
            "prod", "any", "all", "clip")
 
