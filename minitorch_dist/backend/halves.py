@@ -13,6 +13,7 @@ import functools
 
 import numpy as xp
 
+from .dtypes import is_bfloat16
 from .passes import by_tiles
 
 FLOAT16 = xp.dtype(xp.float16)
@@ -51,6 +52,8 @@ def to_half(x, dtype=FLOAT16):
     if x.__class__ is xp.ndarray and x.dtype == xp.float32 and dtype == FLOAT16 and x.size >= SEVERAL:
         return _made(x, FLOAT16, _rounded)
     with xp.errstate(over="ignore"):
+        if x.dtype == xp.float64 and is_bfloat16(dtype):        # ml_dtypes does so before 0.7 alone
+            x = x.astype(xp.float32)
         return x.astype(dtype)
 
 

@@ -7,10 +7,21 @@ matter of speed alone; tests hold the two against each other in every mode.
 
 import math
 
-from ...backend import add_up, by_tiles, choose, in_float32, is_half, is_short, tiled_cross_entropy, to_device_of, xp
+from ...backend import (
+    add_up,
+    by_tiles,
+    choose,
+    functions,
+    in_float32,
+    is_half,
+    is_short,
+    tiled_cross_entropy,
+    to_device_of,
+    xp,
+)
 from ...backend.tiled_cross_entropy import counted_labels
 from ..primitive import Primitive, bind, lower, state
-from .elementwise import astype, erf, exp, floats, raw_sigmoid, sigmoid, tanh, where
+from .elementwise import astype, erf, exp, floats, sigmoid, tanh, where
 from .indexing import check_numbers, getitem, numbers_in
 from .linalg import check_linear, linear, linear_forward, linear_pullback
 from .reduction import largest, logsumexp, normal_axes, sum
@@ -262,7 +273,7 @@ def linear_gelu(x, weight, bias=None, approximate="none"):
 
 @by_tiles
 def _swiglu_forward(gate, up):
-    return gate * raw_sigmoid(gate) * up
+    return gate * functions.sigmoid(gate) * up
 
 
 def _swiglu_pullback(ct, wanted, gate, up):
@@ -271,7 +282,7 @@ def _swiglu_pullback(ct, wanted, gate, up):
 
 @by_tiles
 def _swiglu_slopes(ct, gate, up, for_gate, for_up):
-    share = raw_sigmoid(gate)
+    share = functions.sigmoid(gate)
     g = ct * share
     back = g * gate if for_up else None
     if for_gate:        # silu' = share · (1 + gate · (1 - share))
