@@ -257,8 +257,8 @@ class Run:
         return self.samples / self.busy if self.busy else 0.0
 
     def finish(self, network, **facts):
-        """Write summary and parameters; returns the summary on all ranks when they are written. On all ranks: OSError
-        where they can't be, RuntimeError unless all hold the same bits."""
+        """Write summary and parameters; returns the summary on all ranks when they are written. Where they can't be, as
+        on a full disk, the program ends, as it does within `with`. RuntimeError unless all ranks hold the same bits."""
         self.checkpoints.wait()
         facts |= {"resumed_at": self.resumed_at} if self.resumed_at else {}
         summary = {"ranks": self.world.size, **facts, "parameters_sha256": check_replicas(network, self.world),
@@ -270,7 +270,10 @@ class Run:
             save_parameters(self.folder / "parameters.npz", network)
             _replace(self.folder / "summary.json", lambda f: f.write((json.dumps(summary, indent=1) + "\n").encode()))
         # Nobody goes on before: a rank that ends first by a status other than 0 ends the job, and rank 0's writing.
-        together(self.world, write if self.world.rank == 0 else lambda: None)
+        try:
+            together(self.world, write if self.world.rank == 0 else lambda: None)
+        except OSError as error:
+            self._end_unwritten(error)
         return summary
 
 

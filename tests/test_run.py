@@ -23,25 +23,28 @@ CASES = "tests.test_run:"
 
 
 def without_room(folder):
-    """What a run says at its end on this rank where rank 0 can't write what is left."""
-    run = training.Run(folder, comm.world())
+    """(status, what was said) on this rank where rank 0 can't write what is left at a run's end."""
+    run, said = training.Run(folder, comm.world()), io.StringIO()
     with run:
-        pass
+        run.log(1.5, 0, 10, 0.0)
 
     def full(path, network):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
     save, training.save_parameters = training.save_parameters, full
     try:
-        run.finish(nn.Linear(2, 3))
-    except OSError as error:
-        return str(error)
+        with contextlib.redirect_stderr(said):
+            run.finish(nn.Linear(2, 3))
+    except SystemExit as end:
+        return end.code, said.getvalue()
     finally:
         training.save_parameters = save
 
 
-def test_a_disk_that_is_full_at_the_end_is_told_to_all(tmp_path):
+def test_a_disk_that_is_full_at_the_end_is_told_in_a_line_and_ends_all_ranks(tmp_path):
     assert crews.call(CASES + "without_room", 2, (str(tmp_path),)) == [
-        f"[Errno 28] No space left on device: '{tmp_path}/parameters.npz'"] * 2
+        (1, f"{tmp_path}/parameters.npz: No space left on device: the run ends after step 1. There is no checkpoint to "
+            "go on from\n"), (1, "")]
+    assert (tmp_path / "history.jsonl").read_bytes().count(b"\n") == 1
 
 
 def without_room_on_the_way(folder, room, steps):
