@@ -235,7 +235,8 @@ class CompiledModule(Module):
         return self._modules[""].load_state_dict(state, strict)
 
     def __setattr__(self, name, value):
-        if name == "training" or "compiled" not in vars(self):
+        # Another forward, like a checkpoint of this one, stands around the compiled module, which it calls.
+        if name in ("training", "forward") or "compiled" not in vars(self):
             super().__setattr__(name, value)
         else:
             setattr(self._modules[""], name, value)

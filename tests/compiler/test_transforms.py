@@ -200,10 +200,18 @@ def test_compiled_inside_of_compiled():
 
 @EMIT
 def test_checkpoints(emit):
-    """A checkpoint inside of a compiled function, a compiled function inside of a checkpoint; dropout's masks too."""
+    """A checkpoint inside of a compiled function, a compiled function inside of a checkpoint, which may stand in the
+    place of a compiled module's forward; dropout's masks too."""
     part = lambda x: mt.tanh(mt.dropout(mt.exp(x), 0.5)) * x    # noqa: E731
+
+    class Part(mt.nn.Module):
+        def forward(self, x):
+            return part(part(x))
+    module = mt.compile(Part(), emit=emit)
+    module.forward = mt.checkpoint(module.forward)
     programs = {"plain": lambda x: part(part(x)), "inside": mt.compile(lambda x: mt.checkpoint(part)(
-        mt.checkpoint(part)(x)), emit=emit), "around": mt.checkpoint(mt.compile(lambda x: part(part(x)), emit=emit))}
+        mt.checkpoint(part)(x)), emit=emit), "around": mt.checkpoint(mt.compile(lambda x: part(part(x)), emit=emit)),
+                "module": module}
     results = {}
     for name, function in programs.items():
         for call in range(2):
@@ -215,6 +223,7 @@ def test_checkpoints(emit):
     for call in range(2):
         close(results["inside", call], results["plain", call])
         close(results["around", call], results["plain", call])
+        close(results["module", call], results["plain", call])
 
 
 @EMIT
