@@ -35,7 +35,7 @@ from collections import Counter
 from ..backend import xp, zeros_like
 from .forward import Dual
 from .ops.elementwise import astype
-from .ops.reduction import broadcast_to
+from .ops.reduction import at_shape
 from .ops.shape import Bundle
 from .primitive import LinearOp, Traced, lower, mode, state
 from .reverse import check_cotangent, check_stale, new_level, run
@@ -90,7 +90,7 @@ class Equation:
         total = parts[0]
         for part in parts[1:]:
             total = total + part
-        return astype(broadcast_to(total, self.shape), self.dtype)
+        return astype(at_shape(total, self.shape), self.dtype)
 
 
 def _pull(linear, build, its):

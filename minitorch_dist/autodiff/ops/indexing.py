@@ -341,4 +341,5 @@ class _AtIndex:
         more = len(value.shape) - len(target.shape)
         if more > 0 and value.shape[:more] == (1,) * more:      # as NumPy's assignment takes it
             value = reshape(value, value.shape[more:])
-        return broadcast_to(astype(value, self.x.dtype), target.shape)
+        value = astype(value, self.x.dtype)
+        return value if value.shape == target.shape else broadcast_to(value, target.shape)

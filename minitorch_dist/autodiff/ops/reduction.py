@@ -10,7 +10,7 @@ from .shape import concatenate, inverse, reshape, transpose
 # ---------------------------------------------------------------- linear maps
 
 summed = LinearOp("sum", lambda t, r: sum(t, r[1], r[2]), lambda c, r: spread(c, *r))
-broadcasted = LinearOp("broadcast", lambda t, r: _copied(t, r[1]), lambda c, r: unbroadcast(c, r[0]))
+broadcasted = LinearOp("broadcast", lambda t, r: at_shape(t, r[1]), lambda c, r: unbroadcast(c, r[0]), fresh=False)
 cumulated = LinearOp("cumsum", lambda t, r: _cumulate(t, *r), lambda c, r: _cumulate(c, r[0], not r[1]))
 weighted = LinearOp("weighted sum", lambda t, r: sum(t * r[0], r[2], r[3]), lambda c, r: spread(c, *r[1:]) * r[0])
 
@@ -30,7 +30,7 @@ def spread(c, shape, axes, keepdims=False):
         c = reshape(c, kept(shape, axes))
     if c.shape == shape and c.__class__ not in TRACED:
         return c.copy()
-    return _copied(c, shape)
+    return at_shape(c, shape)
 
 
 def unbroadcast(c, shape):
@@ -239,15 +239,15 @@ def cumsum(x, axis=None):
 
 
 def broadcast_to(x, shape):
-    """x copied along new and size-1 axes to `shape`."""
+    """x copied along new and size-1 axes to `shape`; a new array in any case."""
     x, shape = x if hasattr(x, "shape") else as_array("broadcast_to", x), wholes("shape", shape)
     if len(shape) < len(x.shape):       # which NumPy's assignment would take
         raise ValueError(f"broadcast_to: shape {shape} has fewer axes than x of shape {x.shape}; reshape x before")
-    return _copied(x, shape)
+    return _broadcasting(x, (x.shape, shape))
 
 
-def _copied(x, shape):
-    """The same, of a tuple of ints: as rules call it, often."""
+def at_shape(x, shape):
+    """The same as rules call it, of a tuple of ints, or x itself."""
     return x if x.shape == shape else _broadcasting(x, (x.shape, shape))
 
 
