@@ -5,7 +5,7 @@ from ..autodiff import ops
 from ..autodiff.lists import taking_lists
 from ..autodiff.ops.indexing import numbers_in
 from ..autodiff.primitive import lower
-from ..backend import Placeholder, on_host, to_device_of
+from ..backend import Placeholder, is_short, on_host, to_device_of
 from ..backend.tiled_cross_entropy import counted_labels
 
 IGNORED = -100      # ignore_index, as in torch
@@ -21,14 +21,13 @@ def _array(target, beside):
 def _reduced(losses, reduction):
     if reduction == "none":
         return losses
-    total = ops.sum(losses)
     if reduction == "sum":
-        return total
+        return ops.sum(losses)
     if reduction != "mean":
         raise ValueError(f"reduction {reduction!r}: use 'mean', 'sum' or 'none'")
     if not losses.size:
         raise ValueError(EMPTY)
-    return total / losses.size
+    return ops.mean(losses)
 
 
 @taking_lists
@@ -128,7 +127,8 @@ def by_labels(losses_of, x, labels, reduction, ignore_index, misfit):
         else:
             losses = losses_of(x, labels, ignore_index)
         if reduction == "mean" and labels.size:
-            return ops.sum(losses) / (labels != ignore_index).sum().astype(losses.dtype)
+            wide = ops.astype(losses, "float32") if is_short(losses.dtype) else losses      # as ops.mean adds them
+            return ops.astype(ops.sum(wide) / (labels != ignore_index).sum().astype(wide.dtype), losses.dtype)
         return _reduced(losses if len(shape) == 1 or reduction != "none" else ops.reshape(losses, shape), reduction)
     counted = labels != ignore_index
     if counted.all():

@@ -97,6 +97,21 @@ def test_smoothed_losses_compiled_and_in_16_bits():
     assert short.dtype == np.float32 and abs(short.item() - wanted.mean()) < 0.01
 
 
+@pytest.mark.parametrize("loss", [
+    nn.cross_entropy, mt.compile(nn.cross_entropy, emit="numpy"),
+    lambda z, labels: nn.cross_entropy(z, np.where(np.arange(len(labels)), labels, -100)),
+    lambda z, labels: nn.mse_loss(z[:, 0] * 3.0, z[:, 1]),
+    lambda z, labels: nn.binary_cross_entropy_with_logits(z, np.zeros(z.shape))])
+def test_a_mean_of_many_losses_of_float16(loss):
+    """Their sum, some 10⁵, is beyond float16's numbers."""
+    z, labels = np.random.default_rng(0).standard_normal((70_000, 2)), np.arange(70_000) % 2
+    z = mt.tensor(z, dtype="float16", requires_grad=True)
+    found, wanted = loss(z, labels), loss(mt.tensor(z.numpy(), dtype="float64"), labels)
+    assert found.dtype == np.float16 and abs(found.item() - wanted.item()) < 1e-3 * wanted.item()
+    found.backward()
+    assert np.isfinite(z.grad.numpy()).all()
+
+
 @pytest.mark.parametrize("part", [-0.1, 1.5, float("nan")])
 def test_parts_of_labels_that_cannot_be(part):
     z, labels = sample(7, 5)
