@@ -106,6 +106,7 @@ def test_more_than_16_bits_can_count(dtype):
     """A sum one by one would end at 2048, or at 256. 4992 is a number of both."""
     ones = mt.tensor(np.ones((4992, 1), dtype), requires_grad=True)
     assert mt.cumsum(ones, 0)[-1, 0].item() == 4992 and mt.mean(mt.tensor(np.full(70_000, 3, dtype))).item() == 3
+    assert mt.std(mt.tensor(np.array([-600, 600], dtype))).item() == 600      # of a variance of 360,000
     row = mt.tensor(np.ones((1, 1), dtype), requires_grad=True)
     row[np.zeros(4992, int)].backward(mt.tensor(np.ones((4992, 1), dtype)))
     assert row.grad.item() == 4992

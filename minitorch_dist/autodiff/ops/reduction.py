@@ -184,6 +184,8 @@ def var(x, axis=None, keepdims=False, correction=0):
 
 def std(x, axis=None, keepdims=False, correction=0):
     """The square root of var; its gradient is infinite where all elements are equal."""
+    if is_short(x.dtype) and state.autocast is None:    # whose square may be beyond float16's range
+        return astype(std(astype(x, xp.float32), axis, keepdims, correction), x.dtype)
     return sqrt(var(x, axis, keepdims, correction))
 
 
