@@ -30,8 +30,8 @@ def read(path):
     """The array in the IDX file `path`, gzipped or plain, in the machine's byte order.
 
     Whether the file is gzipped is told from its first two bytes: browsers unpack downloads and keep the name.
-    Raises IdxError (wrong magic number, unknown element type, damaged gzip, too few or too many bytes) and OSError
-    (no such file, not readable).
+    Raises IdxError (wrong magic number, unknown element type, impossible sizes, damaged gzip, too few or too many
+    bytes) and OSError (no such file, not readable).
     """
     content = _unpacked(path)
     dtype, shape, start = _header(path, content)
@@ -40,7 +40,11 @@ def read(path):
         trouble = "is cut short" if found < expected else "has bytes after its end"
         raise IdxError(f"{path} {trouble}: its header announces {_times(shape)} {dtype.name} elements "
                        f"= {expected:,} bytes, and {found:,} bytes follow. {FETCH_AGAIN}")
-    return np.frombuffer(content, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
+    try:
+        return np.frombuffer(content, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
+    except ValueError as error:     # too many axes, or too long ones beside one of 0
+        raise IdxError(f"{path} has a damaged header: no array has the sizes {_times(shape)} ({error}). "
+                       f"{FETCH_AGAIN}") from error
 
 
 def _unpacked(path):

@@ -52,6 +52,8 @@ DAMAGED = {
     "cut in the elements": (SOUND[:-1], ["cut short", "3×5×7", "105 bytes", "104 bytes follow"]),
     "bytes after the end": (SOUND + b"\0", ["bytes after its end", "105 bytes", "106 bytes follow"]),
     "sizes beyond memory": (b"\0\0\x08\x03" + b"\xff" * 12, ["cut short", "0 bytes follow"]),
+    "sizes that multiply to 0": (b"\0\0\x08\x03" + b"\0" * 4 + b"\xff" * 8, ["damaged header", "0×4294967295"]),
+    "more axes than arrays have": (b"\0\0\x08\x64" + b"\0\0\0\1" * 100 + b"5", ["damaged header", "1×1×1"]),
     "gzip cut short": (gzip.compress(SOUND)[:-9], ["cut-short gzip"]),
     "gzip with a flipped bit": (gzip.compress(SOUND)[:-5] + b"\x55" + gzip.compress(SOUND)[-4:], ["damaged", "gzip"]),
     "gzip with a broken block": (gzip.compress(SOUND)[:10] + b"\xff" * 30, ["damaged", "gzip"]),
