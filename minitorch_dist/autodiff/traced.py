@@ -1,5 +1,7 @@
 """Traced: what tapes and duals have in common, and how a value leaves them."""
 
+from operator import index
+
 import numpy as np
 
 from ..backend import device_of, is_array, is_floating, recording, to
@@ -56,7 +58,7 @@ class Traced:
         return int(self._number())
 
     def __index__(self):
-        return self._number().__index__()
+        return index(self._number())
 
     def _number(self):
         """The bare array, for a conversion to a number, of any shape if it has one element (NumPy takes 0-d ones

@@ -142,6 +142,7 @@ def test_layers(name):
     lambda: mt.layer_norm(X, 4.0), lambda: nn.Linear(4.0, 3), lambda: nn.Embedding(4, 3.0),
     lambda: nn.MultiHeadAttention(8, 2.0), lambda: nn.GPT(7, 8, 2, 2, 8.0), lambda: nn.LayerNorm("4"),
     lambda: mt.grad(mt.sum, 0.0)(X),
+    lambda: mt.sum(X, mt.sum(mt.tensor(X))), lambda: mt.take(X, 1, mt.sum(mt.tensor(X)) > 0),   # in no array: NumPy's
 ])
 def test_other_numbers_are_refused(call):
     with pytest.raises(TypeError, match="must be (a )?whole number"):
