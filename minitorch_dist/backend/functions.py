@@ -33,6 +33,8 @@ def _polynomial(coefficients, x):
 @by_tiles
 def erf(x):
     """2/√π ∫₀ˣ exp(-t²) dt; of integers in float64."""
+    if not hasattr(x, "dtype"):
+        return erf(xp.float64(x))       # a number
     if not is_floating(x.dtype):
         return erf(x.astype(xp.float64))
     if x.itemsize == 2:     # the coefficients are beyond float16's range

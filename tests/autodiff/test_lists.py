@@ -1,6 +1,7 @@
 """Lists and numbers in the places of arrays: out comes what NumPy's arrays give, and what can't be one is named."""
 
 import inspect
+import math
 import pickle
 
 import numpy as np
@@ -94,6 +95,7 @@ def test_what_can_not_be_an_array_is_named(name, wrong):
 
 def test_numbers_are_arrays_of_no_axes():
     assert mt.sum(3) == 3 and mt.reshape(2.5, 1, 1).tolist() == [[2.5]] and mt.nn.mse_loss(1.0, 3.0) == 4
+    assert mt.sigmoid(0) == 0.5 and abs(mt.erf(2.0) - math.erf(2.0)) < 1e-15 and mt.rsqrt(4) == 0.5
 
 
 def test_a_list_beside_a_tensor_is_a_constant_of_the_tape():

@@ -77,7 +77,7 @@ minimum = binary("minimum", xp.minimum,
 
 def _rounded_once(function):
     """A raw function of several steps, which computes floats of 16 bits in float32."""
-    return lambda x: in_float32(function, x) if x.itemsize == 2 and is_half(x) else function(x)
+    return lambda x: in_float32(function, x) if getattr(x, "itemsize", 0) == 2 and is_half(x) else function(x)
 
 
 exp = unary("exp", xp.exp, (scale, "ans"), "e to the x")
