@@ -63,7 +63,9 @@ def power(x, y):
 
 @by_tiles
 def sigmoid(x):
-    """1 / (1 + exp(-x))."""
+    """1 / (1 + exp(-x)); of integers and bools in float64."""
+    if hasattr(x, "dtype") and not is_floating(x.dtype):
+        x = x.astype(xp.float64)        # of numbers without sign -|x| would be a large one
     # 1 / (1 + e) from 0 up, e / (1 + e) below: it never overflows, and keeps its digits on both sides.
     e = xp.exp(-xp.absolute(x))
     return xp.maximum(e, xp.sign(x)) / (1 + e)
