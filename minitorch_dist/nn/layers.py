@@ -3,6 +3,7 @@
 import math
 
 from ..autodiff import ops
+from ..autodiff.ops.elementwise import floats
 from ..backend import number, whole, xp
 from . import init
 from .loss import linear_cross_entropy
@@ -78,6 +79,7 @@ class LeakyReLU(Module):
         self.negative_slope = number(negative_slope)
 
     def forward(self, x):
+        x = floats(x)       # there is no -x of numbers without sign
         return ops.relu(x) - self.negative_slope * ops.relu(-x)
 
     def extra_repr(self):

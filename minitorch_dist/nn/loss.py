@@ -3,6 +3,7 @@
 from .. import backend
 from ..autodiff import ops
 from ..autodiff.lists import taking_lists
+from ..autodiff.ops.elementwise import floats
 from ..autodiff.ops.indexing import numbers_in
 from ..autodiff.primitive import lower
 from ..backend import Placeholder, is_short, on_host, to_device_of
@@ -142,6 +143,7 @@ def by_labels(losses_of, x, labels, reduction, ignore_index, misfit):
 
 def log_sigmoid(x):
     """log(1 / (1 + exp(-x))), which doesn't underflow; at 0, where a router of zeros is, with all its derivatives."""
+    x = floats(x)
     positive = ops.greater_equal(x, 0.0)
     return ops.where(positive, 0.0, x) - ops.log1p(ops.exp(ops.where(positive, -x, x)))
 
@@ -150,6 +152,7 @@ def log_sigmoid(x):
 def binary_cross_entropy_with_logits(logits, targets, reduction="mean"):
     """-(t · log σ(z) + (1 - t) · log(1 - σ(z))) over logits z and targets t from 0 to 1, arrays of one shape; reduction
     as in cross_entropy. Stable for logits of any finite size."""
+    logits = floats(logits)
     targets = _array(targets, logits)
     if logits.shape != lower(targets).shape:
         raise ValueError(f"binary_cross_entropy_with_logits: logits {tuple(logits.shape)} and targets "

@@ -95,7 +95,8 @@ def test_fused_ops_take_whole_numbers_as_float64(dtype):
     labels = np.array([1, 0])
     for f in (lambda x, y: mt.gelu(x, "tanh"), lambda x, y: mt.gelu(x), mt.swiglu, lambda x, y: mt.rms_norm(x, 3),
               lambda x, y: mt.linear_cross_entropy(x, y, labels), lambda x, y: nn.mse_loss(x, y, "none"),
-              lambda x, y: mt.sigmoid(x)):      # without signs -|x| would be a large number
+              lambda x, y: mt.sigmoid(x), lambda x, y: nn.LeakyReLU()(x),       # -x, without signs, would be large
+              lambda x, y: nn.binary_cross_entropy_with_logits(x, np.full((2, 3), 0.5), "none")):
         found, expected = (f(mt.tensor(x.astype(t)), mt.tensor(y.astype(t))) for t in (dtype, np.float64))
         assert found.dtype == np.float64
         np.testing.assert_array_equal(found.numpy(), expected.numpy())
