@@ -46,7 +46,8 @@ def students(folder, course):
     own = answers_in(folder)
     if own:
         return {named(folder.resolve()): own}
-    found = {named(path): answers_in(path) for path in sorted(folder.iterdir()) if path.is_dir()}
+    found = {named(path): answers_in(path) for path in sorted(folder.iterdir())
+             if path.is_dir() and not path.name.startswith(".")}       # .git is no student
     if not any(found.values()):
         raise CourseError(f"{folder} holds no answers: expected folders like {min(chapters)}, or a folder per student "
                           "with such folders")
@@ -54,8 +55,8 @@ def students(folder, course):
 
 
 def named(path):
-    """A folder's name, with � for what is no text, as archives from elsewhere have it."""
-    return os.fsencode(path.name).decode(errors="replace")
+    """A folder's name, with \\xe4 for what is no text, as archives from elsewhere have it: two names stay two."""
+    return os.fsencode(path.name).decode(errors="backslashreplace")
 
 
 def grade(course, exercises, folder, seed=None):

@@ -397,14 +397,17 @@ def test_grade_json(tmp_path):
 
 
 def test_grade_names_what_is_no_text(tmp_path):
-    """A student's folder whose name isn't UTF-8, and an answer with a null byte."""
-    folder = tmp_path / os.fsdecode(b"j\xf6rg") / "08_data_parallel"
-    folder.mkdir(parents=True)
-    (folder / "shard.py").write_bytes(b"def shard():\n    pass\n\0")
+    """Students' folders whose names aren't UTF-8 stay apart; an answer with a null byte; and .git is no student."""
+    for name in (b"j\xf6rg", b"j\xfcrg"):
+        folder = tmp_path / os.fsdecode(name) / "08_data_parallel"
+        folder.mkdir(parents=True)
+        (folder / "shard.py").write_bytes(b"def shard():\n    pass\n\0")
+    (tmp_path / ".git").mkdir()
     said = subprocess.run([sys.executable, "-m", "exercises", "grade", str(tmp_path), "--json", "--only", "08.1"],
                           cwd=ROOT, capture_output=True, timeout=60).stdout
-    line = json.loads(said.decode())
-    assert line["student"] == "j\N{REPLACEMENT CHARACTER}rg" and line["message"].startswith("shard.py is not Python: ")
+    lines = [json.loads(line) for line in said.decode().splitlines()]
+    assert [line["student"] for line in lines] == [r"j\xf6rg", r"j\xfcrg"]
+    assert all(line["message"].startswith("shard.py is not Python: ") for line in lines)
 
 
 def test_rehearse_draws_into_the_learners_folder(tmp_path, monkeypatch, capsys):
