@@ -286,6 +286,8 @@ def _raised(exercise, errors, n, text):
     details = [f"    at {where}"] if where else []
     if not error["frames"]:
         details += [f"    not in your file, but where the check uses it: {line}" for line in error["called"]]
+        if kind == "TypeError" and re.match(r"[\w.]+\(\) (got|missing|takes) .*argument", words):
+            details.append("    keep its arguments as the skeleton has them, their names too: it is called with these")
     if earlier:
         details.append(f"    called by or inside {earlier[-1]}")
     return Failure("error", f"{who}{kind}: {words}", details)

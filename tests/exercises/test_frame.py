@@ -35,7 +35,8 @@ FAILURES = {
         "def f(comm, x):\n    if comm.rank == 1:\n        x['a']\n    comm.all_reduce(x)\n", 2, "error",
         ["rank 1 of 2: IndexError", "your line 3"]),
     "another name": ("def g(x):\n    return x\n", 1, "error", ["there is no f in the file", "keep the name 'f'"]),
-    "wrong arguments": ("def f():\n    pass\n", 1, "error", ["TypeError", "unexpected keyword argument 'x'"]),
+    "wrong arguments": ("def f():\n    pass\n", 1, "error",
+                        ["TypeError", "unexpected keyword argument 'x'", "keep its arguments as the skeleton has"]),
     "not begun": ("def f(x):\n    raise NotImplementedError('begin with x')\n", 1, "not begun", ["begin with x"]),
     "mismatched collectives": (
         "import numpy as np\ndef f(comm, x):\n    comm.all_reduce(x if comm.rank else np.zeros(4))\n", 2, "error",
