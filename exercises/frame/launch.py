@@ -279,6 +279,9 @@ def _raised(exercise, errors, n, text):
         return Failure("no answer", "your program ends itself (SystemExit) before it gives an answer", [f"    {where}"])
     if kind == "LookupError" and not error["frames"]:
         return Failure("error", f"{words}: keep the name {exercise.object!r}")
+    lacks = re.match(r"module 'answer' has no attribute '(\w+)'", words)      # one of several, asked for by drive.py
+    if lacks and not error["frames"]:
+        return Failure("error", f"there is no {lacks[1]} in the file: keep the name {lacks[1]!r}")
     who = f"rank {rank} of {n}: " if n > 1 else ""
     if kind == "Unsaved":
         return Failure("no answer", f"{who}what your answer gave can't be written down (at most "

@@ -58,3 +58,12 @@ def test_an_exception_outside_of_the_answer_shows_how_it_was_called(tmp_path):
     assert verdict.message == "ValueError: not enough values to unpack (expected 3, got 2)"
     assert verdict.details[0].startswith("    not in your file, but where the check uses it: ")
     assert "layer.backward(" in verdict.details[0]
+
+
+def test_of_several_functions_the_one_that_is_not_there_is_named(tmp_path):
+    course = Course()
+    path = tmp_path / "packing.py"
+    text = (course.solutions / "24_post_training" / "packing.py").read_text(encoding="utf-8")
+    path.write_text(text.replace("def visible(", "def visibly("), encoding="utf-8")
+    verdict = check_answer(course, course.exercise("24.1"), path)
+    assert (verdict.kind, verdict.message) == ("error", "there is no visible in the file: keep the name 'visible'")
