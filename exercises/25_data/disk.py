@@ -301,6 +301,9 @@ SIGNATURES = [
       "IndexError", at=beyond, refuses=False),
     p("rows that aren't there have a place: NumPy counts numbers below 0 from the end; raise IndexError",
       at=from_the_end, refuses=False),
+    when("rows that aren't there have a place, the last file's perhaps: raise IndexError, below 0 as from bounds[-1]",
+         lambda case, got: case["what"] == "place" and case["rows"].size and isinstance(got.get("files"), np.ndarray)
+         and not 0 <= case["rows"].min() <= case["rows"].max() < case["bounds"][-1]),
     when("what is empty has a row that isn't there: of no rows, none is outside",
          lambda case, got: not case["rows"].size and "IndexError" in got.values()),
     p("targets are the inputs: they are the next tokens", learn=learns(
