@@ -76,8 +76,8 @@ def found_in(nodes, arrays, what):
 def why(op, what):
     """What is to be remembered of an op's shape or dtype."""
     if what == 4:
-        return "a comparison gives bools" if op == "greater" else (
-            "a number in Python doesn't make float64 of float32, but an int makes int64 of a bool")
+        return {"greater": "a comparison gives bools", "sum": "a sum of bools is how many are True, an int64"}.get(
+            op, "a number in Python doesn't make float64 of float32, but an int makes int64 of a bool")
     if op in ("sum", "max"):
         return "of the axis one element is left, and a negative axis is counted from the end"
     return "shapes are aligned at their ends, and an axis of 1 is stretched"
