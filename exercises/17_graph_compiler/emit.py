@@ -21,7 +21,7 @@ def emit(nodes, outputs):
     tile            how many rows are done at a time; the number of rows need not be a multiple of it
 
     An array that broadcasts over the rows is used whole for every tile. Names of nodes are Python names other than
-    these three, `np` and `here`.
+    these three, `np` and `here`. Numbers are finite: the text of an infinity, inf, is a name in Python.
     """
     raise NotImplementedError("begin with the number of rows, and the three lines that every kernel has: def, for, "
                               "and here = slice(…), the rows of the tile. Then a line per argument, per op, and per "
