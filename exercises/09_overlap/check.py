@@ -276,6 +276,8 @@ class Accumulate(Check):
     signatures = [
         when("an array was posted and never waited for: without async_op all_reduce(x) returns when x is the sum, with "
              "it what it returns has a wait()", never_finished),
+        gives("nothing is reduced: each rank has its own pieces' gradients; the last one must be outside of no_sync()",
+              lambda case: own_totals(case) if len(case) > 1 else None),
         gives("nothing has got into the arrays of grads: grad = grad + more gives the name grad to a new array, "
               "grads[i] = … puts another array into the list; grad += more writes into the array itself",
               lambda case: right(case, totals=[[0 * g for g in total] for total in everybodys(case)],
@@ -309,8 +311,6 @@ class Accumulate(Check):
         gives("every piece is reduced, and what was summed over the ranks already is summed again: all but the last "
               "piece belong inside no_sync()",
               lambda case: right(case, totals=reduced_each_time(case, 1)) if len(case) > 1 else None),
-        gives("nothing is reduced: each rank has its own pieces' gradients; the last one must be outside of no_sync()",
-              lambda case: own_totals(case) if len(case) > 1 else None),
         gives("only the last piece is summed over the ranks, and of those before it each rank has its own: reduce "
               "grads, with all that has been added up, not what is new", last_piece_reduced),
         when("an exception inside of no_sync() is lost: whoever called must hear of it. try and finally, without an "
