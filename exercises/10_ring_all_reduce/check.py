@@ -173,11 +173,17 @@ def never_touched(case, got):
             "a copy isn't), or only to other chunks (the first N-1 pairs of the table bring this one)")
 
 
+posted_only = when("irecv only posts the array: what comes is in it after wait(), and not before",
+                   lambda case, got: any(call["op"] == "irecv" and call["end"] is None for rank in got
+                                         for call in rank.calls))
+
+
 class ReduceScatter(Check):
     exercise = "10.2"
     may_change = ("x",)
     signatures = [
         when("no message is sent", lambda case, got: len(case) > 1 and not any(rank.calls for rank in got)),
+        posted_only,
         gives(never_touched, of_own_chunk(lambda x, rank, n: x[rank])),
         gives("what arrived has overwritten what was there: in this half it is added",
               of_own_chunk(lambda x, rank, n: x[(rank + 1) % n])),
@@ -240,11 +246,6 @@ def sent_again(case, got):
         and walked(restart=True)(case, got)
 
 
-def posted_only(case, got):
-    """Somebody has never waited for what he receives."""
-    return any(call["op"] == "irecv" and call["end"] is None for rank in got for call in rank.calls)
-
-
 def one_half(case, got):
     if len(messages(got)) < 2 * (len(case) - 1) * len(case):
         return "only the first half: every element is complete on one rank, and the others don't get it"
@@ -263,7 +264,7 @@ class RingAllReduce(Check):
         when("no message is sent", lambda case, got: len(case) > 1 and not messages(got)),
         gives("x isn't changed: write into x, or into views of it (x = … only gives the name to another array)",
               lambda case: [{"x": rank["x"]} for rank in case]),
-        when("irecv only posts the array: what comes is in it after wait(), and not before", posted_only),
+        posted_only,
         when(one_half, walked(second=None)),
         gives(lambda case: f"the last {len(case[0]['x']) % len(case)} of {len(case[0]['x'])} elements are still each "
                            "rank's own: n // N drops the rest of the division", tail_left),
