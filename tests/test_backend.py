@@ -218,3 +218,43 @@ def test_a_counted_order_is_numpys(shape):
         for axis in range(-max(1, x.ndim), x.ndim):
             got, wanted = counted_order(x, axis), np.argsort(x, axis, kind="stable")
             assert got.dtype == wanted.dtype and np.array_equal(got, wanted)
+
+
+MANY = [(dtype, False) for dtype in ("float16", "float32", "float64", "int8", "int32", "int64", "uint64")] + [
+    (dtype, True) for dtype in ("float16", "float32", "float64")]
+
+
+def many(dtype, odd):
+    """(53, 211) numbers, a lot of them more than once; `odd`: some of them NaN, infinite or -0."""
+    draw = np.random.default_rng(3)
+    x = draw.standard_normal((53, 211)) * 10.0 ** draw.integers(0, 3, (53, 1))
+    x = np.round(np.abs(x) if dtype == "uint64" else x, 1).astype(dtype)
+    if odd:
+        x[draw.random(x.shape) < 0.1] = -0.0
+        x[1, :200], x[2, 3], x[3, 4:6] = np.nan, np.inf, -np.inf
+    return x
+
+
+@pytest.mark.parametrize(("dtype", "odd"), MANY)
+def test_an_order_of_many_is_numpys_stable_one(dtype, odd):
+    """Along each axis, also of views, of one line, and of lines whose numbers are all equal."""
+    x = many(dtype, odd)
+    for case in (x, x.T, x[::-1, ::2], x.reshape(-1), np.zeros_like(x)):
+        for axis in range(case.ndim):
+            np.testing.assert_array_equal(backend.argsort(case, axis), np.argsort(case, axis, kind="stable"))
+
+
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize(("dtype", "odd"), MANY)
+def test_the_best_of_many_are_those_of_their_order(dtype, odd, largest):
+    """Beside Python's sort of each line: NaN is the largest, and of equal ones the first is the best."""
+    x = many(dtype, odd)[:, :163]
+    for axis, k in ((0, 1), (0, 13), (1, 7), (1, 40), (1, 41)):
+        values, places = (a.numpy() for a in mt.topk(mt.tensor(x), k, axis, largest))
+        lines = np.moveaxis(x, axis, -1)
+        wanted = [sorted(range(len(line)), reverse=largest, key=[(v != v, 0 if v != v else v) for v in line].__getitem__)
+                  for line in lines.tolist()]
+        np.testing.assert_array_equal(np.moveaxis(places, axis, -1), np.array(wanted)[:, :k])
+        np.testing.assert_array_equal(values, np.take_along_axis(x, places, axis))
+    if not odd:
+        assert backend.candidates(x, 40, 1, largest) is not None and backend.candidates(x, 41, 1, largest) is None

@@ -57,7 +57,7 @@ from .dtypes import (
 )
 from .graphs import Recording, assign, recording, refuse_in_graph
 from .halves import to_float32, to_half
-from .orders import argsort
+from .orders import argsort, candidates
 from .passes import TILE, by_tiles, choose, running_sum
 from .products import add_up, adds_in_float32, in_float32, is_half, matmul, products_made_by
 from .streams import (
@@ -83,7 +83,7 @@ from .wholes import is_whole, number, whole, wholes
 
 __all__ = [
     "ARRAY_TYPES", "DEVICE_ARRAYS", "MOST", "STORED", "Draw", "Placeholder", "RandomState", "Recording", "Scope",
-    "add_up", "adds_in_float32", "argsort", "as_dtype", "assign", "byte_range", "check_devices", "device_name",
+    "add_up", "adds_in_float32", "argsort", "as_dtype", "assign", "byte_range", "candidates", "check_devices", "device_name",
     "device_of", "dtype_code", "finfo", "finish", "generator", "in_float32", "is_array", "is_bfloat16",
     "is_floating", "is_half", "is_short", "keep_freed_memory", "load_bfloat16", "load_cupy", "manual_seed",
     "matmul", "memory_info", "module_of", "module_on", "names_device", "next_stream", "normal_rows", "of_one_dtype",
