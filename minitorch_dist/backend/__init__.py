@@ -83,8 +83,8 @@ from .wholes import is_whole, number, whole, wholes
 
 __all__ = [
     "ARRAY_TYPES", "DEVICE_ARRAYS", "MOST", "STORED", "Draw", "Placeholder", "RandomState", "Recording", "Scope",
-    "add_up", "adds_in_float32", "argsort", "as_dtype", "assign", "byte_range", "candidates", "check_devices", "device_name",
-    "device_of", "dtype_code", "finfo", "finish", "generator", "in_float32", "is_array", "is_bfloat16",
+    "add_up", "adds_in_float32", "argsort", "as_dtype", "assign", "byte_range", "candidates", "check_devices",
+    "device_name", "device_of", "dtype_code", "finfo", "finish", "generator", "in_float32", "is_array", "is_bfloat16",
     "is_floating", "is_half", "is_short", "keep_freed_memory", "load_bfloat16", "load_cupy", "manual_seed",
     "matmul", "memory_info", "module_of", "module_on", "names_device", "next_stream", "normal_rows", "of_one_dtype",
     "on", "on_as_here", "on_host", "products_made_by", "put_off", "random_by_sample", "random_draws",
