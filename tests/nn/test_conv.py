@@ -31,22 +31,24 @@ def convolve(x, w, b, stride, padding, dilation, groups):
     return y
 
 
-SETTINGS = [    # (layer, input shape, kernel_size, options)
-    (nn.Conv1d, (2, 4, 11), 3, {}),
-    (nn.Conv1d, (3, 4, 9), 2, {"stride": 2, "padding": 3, "dilation": 2, "groups": 2}),
-    (nn.Conv2d, (2, 4, 6, 7), 3, {"padding": 1}),
-    (nn.Conv2d, (2, 4, 8, 5), (3, 2), {"stride": (2, 1), "padding": (0, 2), "dilation": (1, 2)}),
-    (nn.Conv2d, (2, 4, 5, 6), 2, {"groups": 4, "bias": False}),
-    (nn.Conv2d, (2, 4, 5, 5), 1, {"stride": 2, "groups": 2}),
-    (nn.Conv2d, (0, 4, 5, 5), 3, {"padding": 1}),
+SETTINGS = [    # (layer, input shape, output channels, kernel_size, options)
+    (nn.Conv1d, (2, 4, 11), 8, 3, {}),
+    (nn.Conv1d, (3, 4, 9), 8, 2, {"stride": 2, "padding": 3, "dilation": 2, "groups": 2}),
+    (nn.Conv1d, (2, 4, 11), 4, 3, {"padding": 2, "dilation": 2, "groups": 4}),
+    (nn.Conv2d, (2, 4, 6, 7), 8, 3, {"padding": 1}),
+    (nn.Conv2d, (2, 4, 8, 5), 8, (3, 2), {"stride": (2, 1), "padding": (0, 2), "dilation": (1, 2)}),
+    (nn.Conv2d, (2, 4, 5, 6), 8, 2, {"groups": 4, "bias": False}),
+    (nn.Conv2d, (2, 4, 5, 6), 4, (3, 2), {"groups": 4}),
+    (nn.Conv2d, (2, 4, 5, 5), 8, 1, {"stride": 2, "groups": 2}),
+    (nn.Conv2d, (0, 4, 5, 5), 8, 3, {"padding": 1}),
 ]
 
 
-@pytest.mark.parametrize(("kind", "shape", "kernel", "options"), SETTINGS,
+@pytest.mark.parametrize(("kind", "shape", "out", "kernel", "options"), SETTINGS,
                          ids=lambda v: v.__name__ if isinstance(v, type) else str(v))
-def test_convolution_and_its_gradients(kind, shape, kernel, options):
+def test_convolution_and_its_gradients(kind, shape, out, kernel, options):
     mt.manual_seed(3)
-    layer = kind(4, 8, kernel, dtype=np.float64, **options)
+    layer = kind(4, out, kernel, dtype=np.float64, **options)
     axes = kind.axes
     per_axis = {k: (v,) * axes if isinstance(v, int) else v
                 for k, v in {"stride": 1, "padding": 0, "dilation": 1, **options}.items() if k in
