@@ -173,7 +173,7 @@ def _queries(gamma, m):
 
 def _of_projections(m, gamma):
     q, k = _queries(gamma, m)
-    return {"qkv": np.repeat(np.concatenate([q, k, np.ones(m.kv_heads)]), m.size)}
+    return {"qkv": np.repeat(np.concatenate([q, k, np.ones(sum(m.parts[2:]))]), m.size)}
 
 
 def _of_memory(m, gamma):

@@ -22,7 +22,8 @@ ATTENTIONS = {
     "whole": lambda: nn.MultiHeadAttention(12, 3, dtype=np.float64, std=1.0),
     "causal, turned, without biases": lambda: nn.MultiHeadAttention(12, 3, causal=True, rotary=True, bias=False,
                                                                     dtype=np.float64, std=1.0),
-    "heads that share keys": lambda: nn.MultiHeadAttention(12, 6, 2, causal=True, window=3, dtype=np.float64, std=1.0),
+    "heads that share keys, gated": lambda: nn.MultiHeadAttention(12, 6, 2, causal=True, window=3, dtype=np.float64,
+                                                                  std=1.0, gated=True),
     "latent": lambda: LatentAttention(12, 3, causal=True, dtype=np.float64, std=1.0, q_rank=5, value_size=3),
     "of a memory": lambda: CrossAttention(12, 3, memory_dim=10, dtype=np.float64, std=1.0),
     "of a memory, shared": lambda: CrossAttention(12, 4, 2, memory_dim=10, dtype=np.float64, std=1.0),
@@ -41,7 +42,7 @@ def made(name):
 
 def scores_of(layer, *inputs):
     """(batch, heads, time, sources) of a layer's own queries and keys, in plain loops; -inf where it doesn't look."""
-    q, k, _ = (np.asarray(lower(each)) for each in layer._queries_keys_values(*inputs))
+    q, k, *_ = (np.asarray(lower(each)) for each in layer._queries_keys_values(*inputs))
     found = np.full((*q.shape[:3], k.shape[2]), -np.inf)
     for b, h, t, s in np.ndindex(found.shape):
         ahead = t - s

@@ -31,33 +31,37 @@ class MultiHeadAttention(Module):
     dropout     probability to drop a weight in training, by an nn.Dropout of that name, where it isn't 0; see
                 ops.scaled_dot_product_attention for what that costs
     sinks       whether each head has one, learned, 0 at first; the same there
+    gated       multiply what each head has found by sigmoid(gate), a gate for each feature, which qkv makes of x
+                besides: a head may answer nothing, and needs no position that all look at instead
     context     None, or who knows which positions x has, where it is a part of the sequence, and where the others' keys
                 are: positions(time) and, called (q, k, v, causal, scale, documents, window, sinks= and dropped= if
                 there are some, the latter where it `drops`, note= if scores are looked at, and it `watches`),
                 attention; see parallel/context/context.py
     scale       what scores are multiplied by, besides what rotary may add; None: 1/√(dim/heads)
     Sources: Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries); Jiang et al. 2023, "Mistral 7B" (windows);
-    Henry et al. 2020, "Query-key normalization"; Qwen Team 2025, "Qwen3" (qk_norm as here).
+    Henry et al. 2020, "Query-key normalization"; Qwen Team 2025, "Qwen3" (qk_norm as here); Qiu et al. 2025, "Gated
+    attention for large language models", and Qwen Team 2025, "Qwen3-Next" (gated).
     """
 
     context = scale = window = rotary = None
     greatest = None     # (heads,) where somebody wants the greatest score of each in a step's forwards (qk_clip.py)
     q_norm = k_norm = dropout = sinks = None
+    gated = False
     keeps = "keys"      # and values, in a KeyValueCache
 
     def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dtype=xp.float32, std=0.02, bias=True,
-                 window=None, qk_norm=False, dropout=0.0, sinks=False):
+                 window=None, qk_norm=False, dropout=0.0, sinks=False, gated=False):
         super().__init__()
         dim, heads, kv_heads, self.window = at_least_1("MultiHeadAttention", dim=dim, heads=heads, kv_heads=kv_heads,
                                                        window=window)
         self._share(dim, heads, kv_heads)
-        self.causal, self.rotary = causal, rotary_of(rotary)
+        self.causal, self.rotary, self.gated = causal, rotary_of(rotary), gated
         if self.rotary is not None:
             self.rotary.frequencies(self.size)      # an odd size is refused now, and not by the first forward
 
         def weights(shape, dtype):
             return init.normal(shape, std, dtype)
-        self.qkv = Linear(dim, (heads + 2 * self.kv_heads) * self.size, bias, dtype, weights)
+        self.qkv = Linear(dim, sum(self.parts) * self.size, bias, dtype, weights)
         if qk_norm:
             self.q_norm, self.k_norm = (RMSNorm(self.size, dtype=dtype) for _ in range(2))
         self.out = Linear(dim, dim, bias, dtype, weights)
@@ -74,6 +78,11 @@ class MultiHeadAttention(Module):
                              "heads")
         self.heads, self.kv_heads, self.size = heads, kv_heads, dim // heads
 
+    @property
+    def parts(self):
+        """Heads of each part of what qkv makes: queries, keys, values, and gates, if there are some."""
+        return (self.heads, self.kv_heads, self.kv_heads, *[self.heads] * bool(self.gated))
+
     def _check(self, x):
         if len(x.shape) != 3:
             raise ValueError(f"{type(self).__name__}: x {tuple(x.shape)} must be (batch, time, dim). Of packed rows "
@@ -87,9 +96,10 @@ class MultiHeadAttention(Module):
         return places(documents) if positions is None else places(documents)[:, positions]
 
     def _queries_keys_values(self, x, documents=None):
+        """And gates, where there are some: (batch, heads, time, size) each."""
         self._check(x)
         h = self.qkv(x)     # may bring in positions that x hasn't (parallel/tensor/sequence_parallel.py)
-        q, k, v = of_heads(h, self.size, self.heads, self.kv_heads, self.kv_heads)
+        q, k, v, *gates = of_heads(h, self.size, *self.parts)
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotary is not None:
@@ -97,7 +107,7 @@ class MultiHeadAttention(Module):
             q, k = self.rotary.turn(q, positions), self.rotary.turn(k, positions)
             if self.q_norm is None:     # which keeps them in any case
                 v = v * 1.0     # for backward a view of h would keep queries and keys as well, as they were before
-        return self._of_one_dtype(q, k, v)
+        return *self._of_one_dtype(q, k, v), *gates
 
     def _of_one_dtype(self, q, k, v):
         """All in v's dtype."""
@@ -120,7 +130,7 @@ class MultiHeadAttention(Module):
         be looked at."""
         self._check_whole("weights")
         with no_grad():
-            q, k, _ = self._queries_keys_values(x)
+            q, k, *_ = self._queries_keys_values(x)
             return lower(ops.scaled_dot_product_attention(q, k, unit_values(x, k), is_causal=self.causal,
                                                           window=self.window, scale=self._scale(), **self._more()))
 
@@ -129,7 +139,7 @@ class MultiHeadAttention(Module):
         if mask is not None:
             self._check_whole("a mask")
         dropped, watched = self._dropped(), self._watched()
-        q, k, v = self._queries_keys_values(x, documents)
+        q, k, v, *gates = self._queries_keys_values(x, documents)
         if self.context is None:
             y = ops.scaled_dot_product_attention(q, k, v, mask, dropped, is_causal=self.causal, scale=self._scale(),
                                                  documents=documents, window=self.window, **self._more())
@@ -138,7 +148,7 @@ class MultiHeadAttention(Module):
         else:
             more = self._more() | ({"dropped": dropped} if dropped else {}) | ({"note": self._note} if watched else {})
             y = self.context(q, k, v, self.causal, self._scale(), documents, self.window, **more)
-        return self._merged(y)
+        return self._merged(y, *gates)
 
     def _watched(self):
         """Whether somebody wants to know how large the scores of this forward are."""
@@ -163,14 +173,15 @@ class MultiHeadAttention(Module):
                              f"({self.context}): call model.eval(), or leave it out")
         return self.dropout
 
-    def _merged(self, y):
+    def _merged(self, y, gates=None):
         """What all heads have found, (batch, heads, time, size), as the layer's result."""
+        y = y if gates is None else y * ops.sigmoid(gates)
         y = ops.transpose(y, (0, 2, 1, 3))
         return self.out(ops.reshape(y, (*y.shape[:2], y.shape[2] * y.shape[3])))
 
     def extra_repr(self):
         parts = {f", kv_heads={self.kv_heads}": self.kv_heads != self.heads, ", causal": self.causal,
-                 f", window={self.window}": self.window is not None,
+                 f", window={self.window}": self.window is not None, ", gated": self.gated,
                  f", rotary={self.rotary}": self.rotary not in (None, Rotary())}
         return f"{self.heads * self.size}, heads={self.heads}" + "".join(part for part, told in parts.items() if told)
 

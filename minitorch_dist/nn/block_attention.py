@@ -25,14 +25,14 @@ class BlockAttention(MultiHeadAttention):
     keeps = "blocks"    # of keys and values, in a KeyValueCache
 
     def __init__(self, dim, heads, count, block_size, kv_heads=None, rotary=False, dtype=xp.float32, std=0.02,
-                 bias=True, qk_norm=False):
-        super().__init__(dim, heads, kv_heads, True, rotary, dtype, std, bias, None, qk_norm)
+                 bias=True, qk_norm=False, gated=False):
+        super().__init__(dim, heads, kv_heads, True, rotary, dtype, std, bias, None, qk_norm, gated=gated)
         self.count, self.block_size = at_least_1("BlockAttention", count=count, block_size=block_size)
 
     def weights(self, x):
         self._check_whole("weights")
         with no_grad():
-            q, k, _ = self._queries_keys_values(x)
+            q, k, *_ = self._queries_keys_values(x)
             return lower(ops.block_attention(q, k, unit_values(x, k), *self._rules()))
 
     @by_position
@@ -41,13 +41,14 @@ class BlockAttention(MultiHeadAttention):
             raise ValueError(f"{type(self).__name__}: packed documents, whose blocks would have keys of several: train "
                              "on rows of one document each, or take another window")
         watched = self._watched()
-        q, k, v = self._queries_keys_values(x)
+        q, k, v, *gates = self._queries_keys_values(x)
         rules = self._rules()
         if self.context is not None:
-            return self._merged(self.context.blocks(q, k, v, *rules, **({"note": self._note} if watched else {})))
+            more = {"note": self._note} if watched else {}
+            return self._merged(self.context.blocks(q, k, v, *rules, **more), *gates)
         if watched:
             self._note(greatest_block_scores(q, k, *rules))
-        return self._merged(ops.block_attention(q, k, v, *rules))
+        return self._merged(ops.block_attention(q, k, v, *rules), *gates)
 
     def _rules(self):
         """What the op takes besides queries, keys and values."""

@@ -128,13 +128,14 @@ class TransformerBlock(Module):
     attention_dropout  MultiHeadAttention's dropout, of weights, where `dropout` is of results. ValueError beside states
             and blocks
     sinks   MultiHeadAttention's. ValueError beside latents, states and blocks
+    gated   MultiHeadAttention's. States have gates in any case; ValueError beside latents
     """
 
     cross_norm = cross_attention = None
 
     def __init__(self, dim, heads, kv_heads=None, causal=False, rotary=False, dropout=0.0, norm="layer",
                  dtype=xp.float32, std=0.02, moe=None, mlp="gelu", hidden=None, bias=True, latent=None, window=None,
-                 qk_norm=False, cross=False, attention_dropout=0.0, sinks=False):
+                 qk_norm=False, cross=False, attention_dropout=0.0, sinks=False, gated=False):
         super().__init__()
         dim, heads, hidden = at_least_1("TransformerBlock", dim=dim, heads=heads, hidden=hidden)
         hidden = 4 * dim if hidden is None else hidden
@@ -157,6 +158,9 @@ class TransformerBlock(Module):
         if sinks and (of_states or latent is not None):
             raise ValueError(f"TransformerBlock: sinks={sinks} with window={window!r}, latent={latent}: they are of "
                              "attention with keys for its heads: leave them out")
+        if gated and latent is not None:
+            raise ValueError(f"TransformerBlock: gated={gated} with latent={latent}: multi-head latent attention has "
+                             "no gates: leave one of them out")
         if latent is not None and (not rotary or kv_heads not in (None, heads)):
             raise ValueError("TransformerBlock: multi-head latent attention has rotary positions and keys for each "
                              f"head, not rotary={rotary}, kv_heads={kv_heads}: leave kv_heads out, and of a GPT take "
@@ -168,13 +172,13 @@ class TransformerBlock(Module):
         if of_states:
             self.attention = of_states(dim, heads, dtype, std, bias, qk_norm)
         elif blocks:
-            self.attention = BlockAttention(dim, heads, *blocks, kv_heads, rotary, dtype, std, bias, qk_norm)
+            self.attention = BlockAttention(dim, heads, *blocks, kv_heads, rotary, dtype, std, bias, qk_norm, gated)
         elif latent is not None:
             self.attention = LatentAttention(dim, heads, causal, dtype, std, bias, rotary=rotary,
                                              dropout=attention_dropout, **latent)
         else:
             self.attention = MultiHeadAttention(dim, heads, kv_heads, causal, rotary, dtype, std, bias, window, qk_norm,
-                                                attention_dropout, sinks)
+                                                attention_dropout, sinks, gated)
         if cross:
             self.cross_norm = NORMS[norm](dim, dtype=dtype)
             self.cross_attention = CrossAttention(dim, heads, kv_heads, None, dtype, std, bias, qk_norm,
@@ -228,7 +232,7 @@ class GPT(Module):
 
     positions   "learned" (a table of `length` rows), "rotary", or a Rotary, which has other angles
     tied        the output layer is the embedding's weight
-    mlp, hidden, bias, latent, qk_norm, attention_dropout, sinks  the blocks'; see TransformerBlock
+    mlp, hidden, bias, latent, qk_norm, attention_dropout, sinks, gated  the blocks'; see TransformerBlock
     window      None, or the blocks' window, or a sequence of one for each block, which begins anew where there are more
                 blocks: (1024,) * 5 + (None,) for five that see near positions and one that sees all, as in Gemma 3;
                 ("linear",) * 3 + (None,), or ("delta",) * 3 + (None,) as in Qwen3-Next, for three that keep what they
@@ -247,7 +251,7 @@ class GPT(Module):
 
     def __init__(self, vocabulary, length, layers=4, heads=4, dim=128, kv_heads=None, dropout=0.0, positions="learned",
                  norm="layer", tied=True, dtype=xp.float32, moe=None, mlp="gelu", hidden=None, bias=True, latent=None,
-                 window=None, qk_norm=False, attention_dropout=0.0, sinks=False):
+                 window=None, qk_norm=False, attention_dropout=0.0, sinks=False, gated=False):
         super().__init__()
         if not (isinstance(positions, Rotary) or positions in ("learned", "rotary")):
             raise ValueError(f"GPT: positions={positions!r}; use 'learned', 'rotary' or a Rotary")
@@ -262,7 +266,7 @@ class GPT(Module):
         rotary = positions if isinstance(positions, Rotary) else positions == "rotary"
         self._block = functools.partial(_block, layers, dim, heads, kv_heads, True, rotary, dropout, norm, dtype,
                                         moe=moe, mlp=mlp, hidden=hidden, bias=bias, latent=latent, qk_norm=qk_norm,
-                                        attention_dropout=attention_dropout, sinks=sinks)
+                                        attention_dropout=attention_dropout, sinks=sinks, gated=gated)
         self.blocks = Sequential(*(self.new_block(i) for i in range(layers)))
         self.norm = NORMS[norm](dim, dtype=dtype)
         self.head = None if tied else Linear(dim, vocabulary, bias=False, dtype=dtype,

@@ -72,7 +72,7 @@ MODELS = {  # name -> (constructor, data, dropouts per step)
                                    tied=False, dropout=0.2), text, 3),
     "gpt, stretched": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, positions=nn.Rotary(100, 3, 4)), text, 0),
     "gpt, weights dropped": (lambda: nn.GPT(11, 7, layers=2, heads=4, kv_heads=2, dim=8, window=(3, None),
-                                            attention_dropout=0.3, sinks=True), text, 2),
+                                            attention_dropout=0.3, sinks=True, gated=True), text, 2),
     "reader": (lambda: Reader(), text, 2),
     "gpt, linear": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, window="linear"), text, 0),
     "gpt, delta": (lambda: nn.GPT(11, 7, layers=1, heads=2, dim=8, window="delta"), text, 0),

@@ -135,19 +135,19 @@ def test_what_does_not_fit(error, message, arguments):
 
 # ---------------------------------------------------------------- the layer
 
-@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize(("qk_norm", "gated"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("kv_heads", [1, 3])
-def test_the_layer(kv_heads, qk_norm):
+def test_the_layer(kv_heads, qk_norm, gated):
     mt.manual_seed(1)
-    layer = nn.BlockAttention(15, 3, 2, 4, kv_heads, dtype=np.float64, std=0.6, qk_norm=qk_norm)
+    layer = nn.BlockAttention(15, 3, 2, 4, kv_heads, dtype=np.float64, std=0.6, qk_norm=qk_norm, gated=gated)
     x, w = random(0).standard_normal((2, 14, 15)), values(layer)
     found = []
     for sample in x:
-        h = linear(sample, w, "qkv").reshape(14, 3 + 2 * kv_heads, 5).transpose(1, 0, 2)[None]
-        q, k, v = h[:, :3], h[:, 3:3 + kv_heads], h[:, 3 + kv_heads:]
+        h = linear(sample, w, "qkv").reshape(14, -1, 5).transpose(1, 0, 2)[None]
+        q, k, v, gates = np.split(h, np.cumsum([3, kv_heads, kv_heads]), 1)
         if qk_norm:
             q, k = norm(q, w["q_norm.weight"]), norm(k, w["k_norm.weight"])
-        y = attend(q, k, v, 4, 2, 5 ** -0.5)
+        y = attend(q, k, v, 4, 2, 5 ** -0.5) / (1 + np.exp(-gates) if gated else 1)
         found.append(linear(y[0].transpose(1, 0, 2).reshape(14, 15), w, "out"))
     np.testing.assert_allclose(layer(mt.tensor(x)).numpy(), found, rtol=1e-10, atol=1e-11)
     weights = layer.weights(x)
@@ -155,7 +155,8 @@ def test_the_layer(kv_heads, qk_norm):
                                                 ).all()
     np.testing.assert_allclose(weights.sum(3), 1, rtol=1e-12)
     assert layer(mt.tensor(x[:0])).shape == (0, 14, 15) and layer(mt.tensor(x[:, :0])).shape == (2, 0, 15)
-    assert layer.extra_repr() == f"15, heads=3{', kv_heads=1' * (kv_heads == 1)}, causal, 2 blocks of 4"
+    assert layer.extra_repr() == (f"15, heads=3{', kv_heads=1' * (kv_heads == 1)}, causal{', gated' * gated}, "
+                                  "2 blocks of 4")
 
 
 def gpt(window="3x4", dtype=np.float64, vocabulary=11, **options):

@@ -27,7 +27,7 @@ def attend(x, w, heads, kv_heads, causal, rotate, window=99):
     time, dim = x.shape
     size = dim // heads
     h = linear(x, w, "qkv")
-    parts = [h[:, i * size:(i + 1) * size] for i in range(heads + 2 * kv_heads)]
+    parts = [h[:, i * size:(i + 1) * size] for i in range(h.shape[1] // size)]
     out = np.empty((time, dim))
     for head in range(heads):
         group = head // (heads // kv_heads)
@@ -40,7 +40,10 @@ def attend(x, w, heads, kv_heads, causal, rotate, window=99):
             seen = slice(max(0, t - window + 1), t + 1 if causal else t + window)
             scores = np.exp(k[seen] @ q[t] / np.sqrt(size))
             lost = np.exp(w["sinks.score"][head]) if "sinks.score" in w else 0
-            out[t, head * size:(head + 1) * size] = scores @ v[seen] / (scores.sum() + lost)
+            found = scores @ v[seen] / (scores.sum() + lost)
+            if parts[heads + 2 * kv_heads:]:
+                found = found / (1 + np.exp(-parts[heads + 2 * kv_heads + head][t]))
+            out[t, head * size:(head + 1) * size] = found
     return linear(out, w, "out")
 
 
@@ -90,11 +93,11 @@ def test_attention(heads, kv_heads, causal, rotate):
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "causal", "rotate"), ATTENTION)
-@pytest.mark.parametrize("window, qk_norm, sinks", [(1, False, False), (3, True, False), (4, False, True)])
-def test_attention_with_a_window_norms_and_sinks(heads, kv_heads, causal, rotate, window, qk_norm, sinks):
+@pytest.mark.parametrize("window, more", [(1, {}), (3, {"qk_norm": True}), (4, {"sinks": True}), (5, {"gated": True}),
+                                          (2, {"gated": True, "qk_norm": True, "sinks": True})], ids=str)
+def test_attention_with_a_window_norms_sinks_and_gates(heads, kv_heads, causal, rotate, window, more):
     mt.manual_seed(1)
-    layer = nn.MultiHeadAttention(24, heads, kv_heads, causal, rotate, np.float64, std=0.6, window=window,
-                                  qk_norm=qk_norm, sinks=sinks)
+    layer = nn.MultiHeadAttention(24, heads, kv_heads, causal, rotate, np.float64, std=0.6, window=window, **more)
     for name, p in layer.named_parameters():
         p.data[...] = (p.data + ("sinks" in name)) * random(len(name)).uniform(0.5, 1.5, p.shape)
     x = random(0).standard_normal((3, 7, 24))
@@ -320,6 +323,7 @@ def test_generation_leaves_the_model_as_it_was():
     (lambda: nn.MultiHeadAttention(10, 4), "4 heads must divide dim 10"),
     (lambda: nn.GPT(7, 8, window=(None, "delta"), sinks=True), "sinks=True with window='delta', latent=None"),
     (lambda: nn.GPT(7, 8, latent={}, positions="rotary", sinks=True), "sinks=True with window=None, latent={}"),
+    (lambda: nn.GPT(7, 8, latent={}, positions="rotary", gated=True), "gated=True with latent={}: multi-head latent"),
     (lambda: nn.MultiHeadAttention(12, 6, 4), "4 kv_heads the heads"),
     (lambda: nn.MultiHeadAttention(8, 0), "MultiHeadAttention: heads=0 must be 1 or more"),
     (lambda: nn.MultiHeadAttention(8, 2, 0), "MultiHeadAttention: kv_heads=0 must be"),

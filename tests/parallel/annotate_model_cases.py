@@ -125,9 +125,10 @@ MODELS = {      # the model, its batches' inputs and labels, and ways to annotat
         "sequence": (a.megatron(gpt()), [-1, "tp"]), "cut in four": (
             {"*weight": ["dp", "tp"], "*norm*": ["tp"], "*bias": ["dp"]}, ["dp", -1])}),
     "grouped gpt": (lambda: gpt(1, kv_heads=2, dropout=0.2, attention_dropout=0.3, positions="rotary", tied=False,
-                                norm="rms", sinks=True), lambda rng: (
+                                norm="rms", sinks=True, gated=True), lambda rng: (
         rng.integers(0, VOCABULARY, (6, LENGTH)), rng.integers(0, VOCABULARY, (6, LENGTH))), {
-        "megatron, batch": (a.megatron(gpt(1, kv_heads=2, positions="rotary", tied=False, norm="rms", sinks=True)),
+        "megatron, batch": (a.megatron(gpt(1, kv_heads=2, positions="rotary", tied=False, norm="rms", sinks=True,
+                                      gated=True)),
                             ["dp", -1])}),
     "linear gpt": (lambda: gpt(1, window="linear", dropout=0.2), lambda rng: (
         rng.integers(0, VOCABULARY, (6, LENGTH)), rng.integers(0, VOCABULARY, (6, LENGTH))), {

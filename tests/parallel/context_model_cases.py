@@ -26,13 +26,13 @@ from tests.parallel.sequence_cases import instead
 VOCABULARY, LENGTH, BATCH, STEPS, CLIP = 13, 16, 5, 3, 0.5
 SETTINGS = {        # GPT's arguments
     "learned": {"dropout": 0.2, "kv_heads": 4},
-    "rotary": {"positions": "rotary", "tied": False, "norm": "rms", "kv_heads": 2},
+    "rotary": {"positions": "rotary", "tied": False, "norm": "rms", "kv_heads": 2, "gated": True},
     "stretched": {"positions": nn.Rotary(100, 4, 4), "tied": False, "norm": "rms"},
     "dropped": {"dropout": 0.2, "attention_dropout": 0.3, "sinks": True, "kv_heads": 4},
     "latents dropped": {"positions": "rotary", "latent": {"kv_rank": 6, "q_rank": 5}, "attention_dropout": 0.3},
     "linear": {"window": ("linear", None), "dropout": 0.2, "qk_norm": True},
     "delta": {"window": ("delta", None), "dropout": 0.2, "qk_norm": True},
-    "blocks": {"window": ("2x3", None), "dropout": 0.2, "positions": "rotary"},
+    "blocks": {"window": ("2x3", None), "dropout": 0.2, "positions": "rotary", "gated": True},
     "mixture": {"dropout": 0.2, "moe": {
         "experts": 4, "capacity_factor": None, "group": "sequence", "balance": 0.3, "z": 0.1, "std": 0.3,
         "sequence_balance": 0.2}},

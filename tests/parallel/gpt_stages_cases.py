@@ -19,7 +19,7 @@ from minitorch_dist.parallel.tensor import tensor_parallel as tp
 from .packing_cases import LENGTH, VOCABULARY, packed
 
 BATCH, STEPS, CLIP = 8, 4, 0.5
-GPTS = {"tied": {"dropout": 0.2}, "untied": {"tied": False, "kv_heads": 2, "sinks": True},
+GPTS = {"tied": {"dropout": 0.2}, "untied": {"tied": False, "kv_heads": 2, "sinks": True, "gated": True},
         "llama": FAMILIES["llama"] | {"tied": False},
         "experts": {"tied": False, "dropout": 0.1, "attention_dropout": 0.2,
                     "moe": {"experts": 4, "group": "sequence", "std": 0.2}},

@@ -16,7 +16,7 @@ VOCABULARY, LENGTH, BATCH, STEPS, CLIP = 13, 6, 12, 15, 0.5
 SETTINGS = {        # GPT's arguments, and what the plan says of its output
     "tied": ({"kv_heads": 2, "dropout": 0.2}, None),
     "rotary, untied": ({"positions": "rotary", "tied": False, "norm": "rms", "attention_dropout": 0.3}, None),
-    "logits stay apart": ({"dropout": 0.1, "sinks": True}, "vocabulary, not gathered"),
+    "logits stay apart": ({"dropout": 0.1, "sinks": True, "kv_heads": 2, "gated": True}, "vocabulary, not gathered"),
     "by tiles": ({"dropout": 0.1}, None), "linear": ({"window": ("linear", None), "dropout": 0.1}, None),
     "delta": ({"window": ("delta", None), "dropout": 0.1}, None),
     "blocks": ({"window": ("2x2", None), "kv_heads": 2}, None),

@@ -44,7 +44,8 @@ def same(one, other):
     {"slices": 5, "name": "zb-h2", "lengths": [4, 1, 1, 5, 2]}], ids=str)
 @pytest.mark.parametrize("more", [
     {"dropout": 0.2}, {"positions": "rotary", "kv_heads": 2, "window": 4}, {"window": ("linear", "delta")},
-    {"window": "2x3"}, {"sinks": True, "qk_norm": True, "window": (3, None)}, FAMILIES["deepseek"]], ids=str)
+    {"window": "2x3", "gated": True}, {"sinks": True, "qk_norm": True, "window": (3, None)},
+    FAMILIES["deepseek"]], ids=str)
 def test_slices_have_the_gradients_of_whole_sequences(more, how):
     plain = found(gpt(**more))
     model = gpt(**more)

@@ -322,7 +322,7 @@ def megatron(model, axis="tp"):
             found |= {**_columns(f"{prefix}q", module.q, axis), f"{prefix}out.weight": [-1, axis],
                       **_columns(f"{prefix}kv", module.kv, (axis, (module.kv_heads * module.size,) * 2))}
         elif isinstance(module, MultiHeadAttention):
-            sections = tuple(count * module.size for count in (module.heads, module.kv_heads, module.kv_heads))
+            sections = tuple(count * module.size for count in module.parts)
             found |= _columns(f"{prefix}qkv", module.qkv, (axis, sections)) | {f"{prefix}out.weight": [-1, axis]}
             found |= {} if module.sinks is None else {f"{prefix}sinks.score": [axis]}
         elif isinstance(module, TransformerBlock) and not isinstance(module.mlp, MoE):

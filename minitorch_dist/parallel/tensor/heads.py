@@ -17,6 +17,7 @@ part of the sequence, and latents are what is gathered.
 
 import copy
 import functools
+import itertools
 
 import numpy as np
 
@@ -59,13 +60,12 @@ def _features(comm, size, count, first=0):
 
 
 def _of_projections(attention, comm, **options):
-    heads, kv_heads, size = attention.heads, attention.kv_heads, attention.size
-    queries = _features(comm, size, heads)
-    rows = np.concatenate([queries, _features(comm, size, kv_heads, heads),
-                           _features(comm, size, kv_heads, heads + kv_heads)])
-    return {"qkv": ColumnParallelLinear(attention.qkv, comm, rows, **options), **_norms(attention, comm),
+    rows = [_features(comm, attention.size, count, end - count)
+            for count, end in zip(attention.parts, itertools.accumulate(attention.parts), strict=True)]
+    return {"qkv": ColumnParallelLinear(attention.qkv, comm, np.concatenate(rows), **options),
+            **_norms(attention, comm),
             **({} if attention.sinks is None else {"sinks": SinksOfHeads(attention.sinks, comm)}),
-            "out": RowParallelLinear(attention.out, comm, queries, **options)}
+            "out": RowParallelLinear(attention.out, comm, rows[0], **options)}
 
 
 class SinksOfHeads(_Part):
