@@ -46,7 +46,7 @@ def gpt(sizes):
     family = FAMILIES[sizes.family] | ({} if sizes.latent is None else {"latent": sizes.latent._asdict()})
     model = nn.GPT(sizes.vocabulary, sizes.context, sizes.layers, sizes.heads, sizes.width, sizes.kv_heads,
                   dropout=0.1 if sizes.dropout else 0.0, tied=sizes.tied, hidden=sizes.hidden,
-                  window=sizes.window, qk_norm=sizes.qk_norm, sinks=sizes.sinks,
+                  window=sizes.window, qk_norm=sizes.qk_norm, sinks=sizes.sinks, gated=sizes.gated,
                   attention_dropout=0.1 if sizes.attention_dropout else 0.0, **family,
                   moe={"experts": sizes.experts, "k": sizes.top_k, "capacity_factor": sizes.capacity_factor,
                        "shared": sizes.shared_experts, "group": sizes.group}

@@ -379,6 +379,7 @@ MISTAKES = {
     "--devices 1 --window 4 --qk-norm --parameters 7e9": "--parameters and --window --qk-norm: the latter are a GPT's",
     "--devices 1 --window 4,linear --attention-dropout " + MODEL: "states have no weights to be dropped, and of chosen",
     "--devices 1 --window 4,linear --sinks " + MODEL: "of attention with scores of all keys, not of latents, states",
+    "--devices 1 --gated --family deepseek " + MODEL: "gated=True of a deepseek: multi-head latent attention has no",
     "--devices 2 --cp 2 --sinks " + MODEL: "cp=2 ranks in a ring have no sinks: take --cp-by all_to_all",
     "--devices 2 --cp 2 --attention-dropout " + MODEL: "cp=2 ranks in a ring drop no weights: take --cp-by all_to_all",
     "--devices 1 --predict 0 " + MODEL: "predict is 0; it must be at least 1",

@@ -86,7 +86,7 @@ RUNS = {    # of a model in float32
     "experts": {"ep": 2, "model": ROOMY}, "experts, tensors": {"tp": 2, "model": ROOMY},
     "adapters": {"lora_rank": 3, "base_bits": 4},
 }
-SINKS = {"sinks": {"tp": 2, "model": {"sinks": True}}}
+SINKS = {"sinks": {"tp": 2, "model": {"sinks": True, "gated": True}}}
 
 
 @pytest.mark.parametrize("family, name", [

@@ -11,6 +11,8 @@ from .kept import (
     ATTENTION,
     EMBEDDING,
     FEED_FORWARD,
+    GATED,
+    GATES,
     INPUT,
     LATENTS,
     NORMED,
@@ -109,8 +111,8 @@ def block_of(job, window, slice=0):
     turned = [] if model.family == "gpt" else TURNED[precision + ", latents" * latents]
     chain = ", dropped" * model.attention_dropout + ", sinks" * model.sinks if precision == "float32" else ""
     attention = ATTENTION[precision + (chain or ring or ", blocks" * bool(model.chosen(job.parts[slice].end, window)))]
-    if model.heads == job.tp and (job.adapters is None or "attention.out" in job.adapters.layers
-                                  or fused("attention.out", job)):
+    if model.heads == job.tp and not model.gated and (
+            job.adapters is None or "attention.out" in job.adapters.layers or fused("attention.out", job)):
         # Of one head a ring's result is the projection's input as it stands: one array.
         attention = [row for row in attention if row.per != "result"]
     normed = NORMED[precision + ring * (not turned)] if model.qk_norm else []
@@ -121,10 +123,20 @@ def block_of(job, window, slice=0):
     if window in STATES:
         first = ROWS_OF_STATES[window][precision + ", normed" * model.qk_norm]
     else:
-        first = [*(LATENTS if latents else QKV)[precision], *normed, *turned, *attention]
+        gates = _gates(job, ring, bool(normed), bool(turned)) if model.gated else []
+        gated = GATED.get(precision + ring, GATED[precision]) if model.gated else []
+        first = [*(LATENTS if latents else QKV)[precision], *gates, *normed, *turned, *attention, *gated]
     rows = [*first, *PROJECTION[precision],
             *FEED_FORWARD[", ".join([precision, " ".join(kind)]) if kind else precision]]
     return rows if job.tp == 1 else divided(rows, job)
+
+
+def _gates(job, ring, normed, turned):
+    """The rows of gates beside those of queries, keys and values."""
+    rows = [GATES[job.precision]]
+    if job.precision == "float32" and (normed or not turned and (ring or job.cp == 1)):
+        rows.append(GATES["normed" if normed else "viewed"])
+    return rows
 
 
 def divided(rows, job):

@@ -24,7 +24,7 @@ from .sent import AXES
 
 SHAPE = ("layers", "width", "heads", "vocabulary", "context")
 MORE = ("kv_heads", "hidden", "family", "experts", "top_k", "capacity_factor", "group", "shared_experts", "predict",
-        "window", "qk_norm", "attention_dropout", "sinks", *LATENT)      # of a GPT, where they aren't usual
+        "window", "qk_norm", "attention_dropout", "sinks", "gated", *LATENT)      # of a GPT, where they aren't usual
 SHOWN = 12      # of all meshes
 UNITS = {1e12: "TB", 1e9: "GB", 1e6: "MB", 1e3: "kB"}
 UNKNOWN = "Bytes are those of the ZeRO paper, without padding. A model that isn't known has no activations here."
@@ -72,6 +72,7 @@ def add_command(commands):
     p.add_argument("--qk-norm", action="store_const", const=True, help="norms of each head's queries and keys")
     p.add_argument("--sinks", action="store_const", const=True, help="attention has one per head, which all scores are "
                    "made for")
+    p.add_argument("--gated", action="store_const", const=True, help="what attention's heads find is gated")
     p.add_argument("--attention-dropout", action="store_const", const=True, help="attention's weights are dropped, too")
     p.add_argument("--no-dropout", action="store_true", help="the GPT has none, so that no masks are kept")
     p.add_argument("--untied", action="store_true", help="the output layer has a matrix of its own")

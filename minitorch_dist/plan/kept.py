@@ -179,6 +179,14 @@ ATTENTION |= {f"{kind}, blocks": [*(row for row in ATTENTION[kind] if not row.wh
                                   Row("pairs with blocks: their order", "pair with a block", 16),
                                   Row("how many each block has", "block", 8)] for kind in ("mixed", "float32")}
 ATTENTION["float32, dropped, sinks"] = [*ATTENTION["float32, sinks"][:-1], ATTENTION["float32, dropped"][-1]]
+# Of gated attention: what is gated, which a ring has kept in any case, and sigmoids.
+GATED = {kind: [Row("result", "result", size), Row("sigmoids of gates", "query", size)]
+         for kind, size in (("mixed", 2), ("float32", 4))}
+GATED["float32, ring"] = GATED["float32"][1:]
+# Beside queries, keys and values; gates themselves where these, or what is normalised, are views of one array.
+GATES = {kind: Row("cotangent of gates", "query", 0, size, "attention.qkv") for kind, size in (
+    ("mixed", 2), ("float32", 4))} | {
+    "viewed": Row("gates", "query", 4), "normed": Row("gates", "query", 4, 4)}
 PROJECTION = {kind: [Row("projection: its input", "result", size, size, "attention.out"),
                      Row("its cotangent", "answer", 0, size, "attention.out"), DROPPED[kind]]
               for kind, size in (("mixed", 2), ("float32", 4))}

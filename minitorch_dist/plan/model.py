@@ -60,6 +60,7 @@ class GPT:
     attention_dropout  whether attention's weights are dropped, as in the paper, which has it wherever there is dropout;
               this library then makes all scores, whatever the window, and keeps 16 bytes for each
     sinks     whether each head has one, as nn.GPT's: all scores are made then, too
+    gated     whether what heads find is gated, as nn.GPT's, by as many features more
     predict   tokens that training predicts from each position: all but the first by a depth of nn.MultiTokenPrediction
     shared_experts  beside them, which every token goes through: one MLP of so many times the features, whole on each
                      rank
@@ -90,6 +91,7 @@ class GPT:
     qk_norm: bool = False
     attention_dropout: bool = False
     sinks: bool = False
+    gated: bool = False
 
     def __post_init__(self):
         for name in ("layers", "width", "heads", "vocabulary", "context", "kv_heads", "hidden", "predict"):
@@ -121,6 +123,9 @@ class GPT:
                              "attention with scores of all keys, not of latents, states or chosen blocks: leave "
                              "--sinks out")
         if self.latent is not None:
+            if self.gated:
+                raise ValueError(f"gated={self.gated} of a {self.family}: multi-head latent attention has no gates: "
+                                 "leave --gated out")
             if any(self._windows):
                 raise ValueError(f"window={as_text(windows_of(self.window))} of a {self.family}: multi-head latent "
                                  "attention has none: leave --window out")
@@ -214,8 +219,8 @@ class GPT:
         out = [*self._linear("attention.out", (h, count["result"] // tp)),
                *([("attention.sinks.score", (self.heads // tp,))] if self.sinks else [])]
         if sizes is None:
-            return [*self._linear("attention.qkv", ((count["query"] + count["key"] + count["value"]) // tp, h)),
-                    *norms, *out]
+            made = count["query"] + count["key"] + count["value"] + count["result"] * self.gated
+            return [*self._linear("attention.qkv", (made // tp, h)), *norms, *out]
         of_queries = [("attention.q_norm.weight", (sizes.q_rank,))] if sizes.q_rank else []
         ups = self.heads // tp * (sizes.nope_size + sizes.value_size)
         return [("attention.down.weight", (sizes.down, h)), *of_queries,
@@ -343,6 +348,7 @@ class GPT:
                  *([f"windows of {as_text(windows)}"] if any(windows := windows_of(self.window)) else []),
                  *(["norms of queries and keys"] if self.qk_norm else []),
                  *(["weights dropped"] if self.attention_dropout else []), *(["sinks"] if self.sinks else []),
+                 *(["gated"] if self.gated else []),
                  *([] if self.latent is None else [f"latents of {self.latent.kv_rank}"]),
                  *([f"hidden {self.hidden:,}"] if self.hidden else []), f"vocabulary {self.vocabulary:,}",
                  *([f"{self.experts} experts, {self.top_k} per token"] if self.experts else []),

@@ -20,7 +20,8 @@ KINDS = {
     "gpt": {}, "grouped": {"kv_heads": 2}, "llama": dict(FAMILIES["llama"], tied=False, kv_heads=1),
     "mixture": {"moe": ROOMY}, "mixture without a capacity": {"moe": dict(ROOMY, capacity_factor=None, group=None)},
     "windows": {"window": (2, None)}, "states": {"window": ("linear", None, "delta")},
-    "sinks": {"window": (3, None), "kv_heads": 2, "sinks": True}, "gates": {**FAMILIES["llama"], "kv_heads": 2, "gated": True},
+    "sinks": {"window": (3, None), "kv_heads": 2, "sinks": True},
+    "gates": {**FAMILIES["llama"], "kv_heads": 2, "gated": True},
     "qwen": {**FAMILIES["llama"], "kv_heads": 2, "window": 3, "qk_norm": True},
     "sigmoid mixture": {"moe": dict(ROOMY, score="sigmoid", expert_bias=True, mlp="swiglu")},
 }
