@@ -30,8 +30,8 @@ from minitorch_dist.qk_clip import QKClip
 TEXT = {"length": 64, "layers": 4, "heads": 4, "dim": 128, "batch_size": 16, "steps": 3000, "lr": 1e-3}
 ADDITION = {"length": 8, "layers": 2, "heads": 4, "dim": 64, "batch_size": 128, "steps": 2000, "lr": 3e-3}
 EVAL_CHUNK = 64
-BUILT_BY = ("length", "layers", "heads", "dim", "kv_heads", "hidden", "window", "qk_norm", "family", "positions",
-            "norm")
+BUILT_BY = ("length", "layers", "heads", "dim", "kv_heads", "hidden", "window", "qk_norm", "gated", "family",
+            "positions", "norm")
 SIZES = {"length": "characters that the model sees", "layers": "blocks", "heads": "attention heads", "dim": "width",
          "batch_size": "samples per step over all ranks", "steps": "optimizer steps"}
 # What the curve doesn't depend on: with all else the same a run can go on from a checkpoint.
@@ -205,6 +205,7 @@ def parse(argv):
                    "4x16: 4 blocks of 16, which it chooses; linear: all, kept as a state of fixed size; delta: the "
                    "same, what is under a key is replaced")
     p.add_argument("--qk-norm", action="store_true", help="norms of each head's queries and keys")
+    p.add_argument("--gated", action="store_true", help="what each head finds is multiplied by sigmoids of gates")
     p.add_argument("--family", choices=list(FAMILIES), default="gpt",
                    help="llama: rotary positions, RMS norms, SwiGLU, no biases, an output layer of its own; deepseek: "
                    "multi-head latent attention besides")

@@ -39,8 +39,8 @@ from minitorch_dist.plan.refused import UNCUT
 from minitorch_dist.qk_clip import QKClip
 
 AXES = ("dp", "pp", "cp", "ep", "tp")       # neighbours are tp's: they send most
-SETTINGS = ("family", "layers", "heads", "dim", "length", "window", "qk_norm", "experts", "no_capacity", "dropout",
-            "attention_dropout", "dtype", "lr", "warmup", "clip", "qk_clip", "seed", "steps", "batch_size",
+SETTINGS = ("family", "layers", "heads", "dim", "length", "window", "qk_norm", "gated", "experts", "no_capacity",
+            "dropout", "attention_dropout", "dtype", "lr", "warmup", "clip", "qk_clip", "seed", "steps", "batch_size",
             "exact", "dispatch_bits")   # what the curve depends on; none of the mesh
 REPLICAS = ("dp", "cp", "ep")       # over which gradients are summed
 SIZES = {"layers": (4, "blocks"), "heads": (4, "attention heads"), "dim": (64, "width"),
@@ -96,6 +96,7 @@ def parse(argv):
                    "2x4: 2 blocks of 4, which it chooses; linear: all, kept as a state of fixed size; delta: the "
                    "same, what is under a key is replaced")
     p.add_argument("--qk-norm", action="store_true", help="norms of each head's queries and keys")
+    p.add_argument("--gated", action="store_true", help="what each head finds is multiplied by sigmoids of gates")
     p.add_argument("--experts", type=int, default=0, help="in each block, of which a token meets two (default: none)")
     p.add_argument("--no-capacity", action="store_true", help="an expert takes all tokens that choose it (default: "
                    "1.25 times its share of a sequence's)")
@@ -164,7 +165,8 @@ def network(args, task):
     mt.manual_seed(args.seed)
     return nn.GPT(len(task.vocabulary), args.length, args.layers, args.heads, args.dim, dropout=args.dropout,
                   tied=args.family == "gpt", dtype=np.dtype(args.dtype), window=args.window,
-                  qk_norm=args.qk_norm, attention_dropout=args.attention_dropout, **FAMILIES[args.family],
+                  qk_norm=args.qk_norm, gated=args.gated, attention_dropout=args.attention_dropout,
+                  **FAMILIES[args.family],
                   moe=mixture_of(args) if args.experts else None)
 
 
@@ -232,7 +234,7 @@ def on_paper(args, task, mesh):
     """plan.Plan of the run."""
     sizes = GPT(args.layers, args.dim, args.heads, len(task.vocabulary), args.length, tied=args.family == "gpt",
                 dropout=args.dropout > 0, family=args.family, window=args.window, qk_norm=args.qk_norm,
-                attention_dropout=args.attention_dropout > 0, **mixture_of(args))
+                gated=args.gated, attention_dropout=args.attention_dropout > 0, **mixture_of(args))
     job = Job(sizes, **mesh.axes, stage=args.zero, precision="float32", batch=args.batch_size,
               time=task.inputs.shape[1], micro_batches=args.micro_batches, schedule=args.schedule,
               chunks=args.chunks if args.schedule == "interleaved" else 1, sequence_parallel=args.sequence_parallel,

@@ -16,7 +16,7 @@ SMALL = ["--dim", "16", "--batch-size", "24", "--micro-batches", "3", "--steps",
          "0.1", "--dtype", "float64"]
 
 
-EXPERTS, WINDOWS = ["--experts", "4"], ["--window", "3,all,5", "--qk-norm"]
+EXPERTS, WINDOWS = ["--experts", "4"], ["--window", "3,all,5", "--qk-norm", "--gated"]
 UNBOUND = ["--no-capacity"]
 DROPPED = ["--attention-dropout", "0.2"]
 CLIPPED = ["--qk-clip", "0.001"]
@@ -139,8 +139,8 @@ def rows(lines):
                                       (4, ["--cp", "2", "--tp", "2", "--window", "5"]),
                                       (8, ["--cp", "2", "--tp", "2", "--pp", "2", "--window", "3,all", "--qk-norm",
                                            "--schedule", "zb-h1", "--sequence-parallel"]),
-                                      (4, ["--cp", "2", "--tp", "2", "--window", "1,6,all", "--qk-norm", "--family",
-                                           "llama", "--layers", "3"]),
+                                      (4, ["--cp", "2", "--tp", "2", "--window", "1,6,all", "--qk-norm", "--gated",
+                                           "--family", "llama", "--layers", "3"]),
                                       (4, ["--cp", "2", "--tp", "2", "--window", "linear,all"]),
                                       (4, ["--tp", "2", "--zero", "3", "--layers", "1"]),
                                       (8, [*EXPERTS, "--ep", "2", "--tp", "2", "--pp", "2", "--schedule", "zb-h1"])],
