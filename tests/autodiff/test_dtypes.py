@@ -126,6 +126,25 @@ def test_definitions_of_16_bits_are_computed_in_float32(shift, dtype, tolerance)
     assert np.isfinite(twice.astype(np.float64)).all()
 
 
+@pytest.mark.parametrize("dtype, tolerance", [(np.float16, 1e-3), (mt.bfloat16, 8e-3)], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("scale, shift", [(1000, 0), (1, 200)], ids=["a variance of 10^6", "a mean of 200"])
+def test_batch_norm_keeps_the_statistics_of_16_bits_in_float32(scale, shift, dtype, tolerance):
+    """Beyond float16's range, and where the mean's rounding is as large as what is left without it: values, gradients
+    and forward mode are float64's."""
+    rng = np.random.default_rng(0)
+    x, *weights = ((rng.standard_normal(shape) * by + more).astype(dtype) for shape, by, more in (
+        ((40, 3), scale, shift), ((3,), 1, 0), ((3,), 1, 0)))
+    v = rng.standard_normal((40, 3)).astype(dtype)
+    ends = []
+    for kind in (dtype, np.float64):
+        args = [a.astype(kind) for a in (x, *weights)]
+        y, pull = mt.vjp(lambda *args: mt.batch_norm(*args)[0], *args)
+        slope = mt.jvp(lambda x, args=args: mt.batch_norm(x, *args[1:])[0], args[:1], (v.astype(kind),))[1]
+        ends.append([y, *pull(v.astype(kind)), slope])
+    for got, exact in zip(*ends, strict=True):
+        assert got.dtype == dtype and np.linalg.norm(got - exact) < tolerance * np.linalg.norm(exact)
+
+
 def test_kinks():
     zero = np.zeros(1)
     for f in (mt.relu, mt.absolute, mt.floor, mt.sign):

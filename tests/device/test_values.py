@@ -135,6 +135,20 @@ def test_batch_norm_s_statistics_of_16_bits_are_rounded_once(dtype, step):
     np.testing.assert_allclose(var, x.var(0), rtol=3 * step)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_batch_norm_of_16_bits_and_a_variance_beyond_float16_has_the_host_s_bits(dtype):
+    x = (np.random.default_rng(3).standard_normal((50, 4)) * 1000).astype(backend.as_dtype(dtype))
+    ends = []
+    for device in ("cpu", "cuda"):
+        leaf = mt.tensor(x, device=device, requires_grad=True)
+        y, mean, _ = mt.batch_norm(leaf)
+        (y * y * leaf + mean).sum().backward()
+        ends.append([a.cpu().numpy().astype("f4") for a in (y.detach(), leaf.grad)])
+    for wanted, found in zip(*ends, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+        assert np.isfinite(found).all() and found.any()
+
+
 def test_put_off_checks_do_not_pile_up():
     x = mt.ones(4, device="cuda")
     for _ in range(2 * backend.MOST):

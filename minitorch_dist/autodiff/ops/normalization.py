@@ -10,9 +10,9 @@ them. Sources: Ba et al. 2016; Zhang & Sennrich 2019; Ioffe & Szegedy 2015.
 
 import math
 
-from ...backend import add_up, adds_in_float32, finfo, to_half, wholes, xp
+from ...backend import add_up, adds_in_float32, finfo, in_float32, is_short, result_type, to_half, wholes, xp
 from ..primitive import Primitive, bind
-from .elementwise import floats, rsqrt
+from .elementwise import astype, floats, rsqrt
 from .reduction import mean, var
 from .shape import reshape
 
@@ -125,14 +125,33 @@ def _over(x):
     return (0, *range(2, len(x.shape))), (x.shape[1],) + (1,) * (len(x.shape) - 2)
 
 
+def _wide(x):
+    return x if x is None or not is_short(x.dtype) else astype(x, xp.float32)
+
+
 def _batch_definition(x, weight, bias, eps):
+    kind = result_type(*(a.dtype for a in (x, weight, bias) if a is not None))
+    x, weight, bias = map(_wide, (x, weight, bias))
     axes, column = _over(x)
     m, v = mean(x, axes), var(x, axes)
     y = (x - reshape(m, column)) * reshape(rsqrt(v + eps), column)
-    return _affine(y, *(None if w is None else reshape(w, column) for w in (weight, bias))), m, v
+    return astype(_affine(y, *(None if w is None else reshape(w, column) for w in (weight, bias))), kind), m, v
 
 
 def _batch_forward(x, weight, bias, eps):
+    """(y, mean, var), the latter two of 16 bits in float32, for backward: a variance may be beyond float16's range, and
+    a mean's rounding as large as what is left without it."""
+    if x.itemsize != 2 or not adds_in_float32(x):
+        return _normalised(x, weight, bias, eps)
+    statistics = []
+
+    def normalised(*args):
+        y, *statistics[:] = _normalised(*args, eps)
+        return y
+    return in_float32(normalised, x, weight, bias), *statistics
+
+
+def _normalised(x, weight, bias, eps):
     axes, column = _over(x)
     m = _mean(x, axes)
     y = x - m
@@ -151,6 +170,13 @@ def _batch_forward(x, weight, bias, eps):
 
 def _batch_pullback(ct, wanted, ans, x, weight, eps):
     (_, m, v), (cy, cm, cv) = ans, ct.parts
+
+    def slopes(cy, x, weight):
+        return _slopes(cy, cm, cv, wanted, m, v, x, weight, eps)
+    return in_float32(slopes, cy, x, weight) if x.itemsize == 2 and adds_in_float32(x) else slopes(cy, x, weight)
+
+
+def _slopes(cy, cm, cv, wanted, m, v, x, weight, eps):
     axes, column = _over(x)
     centred = x - m.reshape(column)
     r = (1 / xp.sqrt(v + eps)).reshape(column)
@@ -171,7 +197,7 @@ def _batch_pullback(ct, wanted, ans, x, weight, eps):
     return gx, gw if wanted[1] else None, gb if wanted[2] else None
 
 
-_batch_norm = Primitive("batch_norm", _batch_forward, "x weight bias", "eps", multi=True,
+_batch_norm = Primitive("batch_norm", _batch_forward, "x weight bias", "eps", multi=True, own_sums=True,
                         definition=_batch_definition, pullback=_batch_pullback)
 
 
@@ -186,4 +212,5 @@ def batch_norm(x, weight=None, bias=None, eps=1e-5):
                          f"{[w.shape for w in (weight, bias) if w is not None]} of shape (channels,)")
     if not math.prod(x.shape):
         raise ValueError(f"batch_norm: x {x.shape} is empty, so it has no mean")
-    return bind(_batch_norm, (x, weight, bias), (float(eps),))
+    y, *statistics = bind(_batch_norm, (x, weight, bias), (float(eps),))
+    return y, *(astype(s, y.dtype) if is_short(y.dtype) else s for s in statistics)
