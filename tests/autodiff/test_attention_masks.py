@@ -170,6 +170,26 @@ def test_dtypes(dtype):
                                atol=4 * float(backend.finfo(dtype).eps) * np.abs(whole).max())
 
 
+@pytest.mark.parametrize("options", [
+    {}, {"sinks": np.zeros(1)}, {"attn_mask": np.zeros((2, 4))}, {"dropout_p": lambda p: p * 1.0},
+    {"sinks": np.zeros(1), "window": 4}], ids=["plain", "sinks", "bias", "dropout", "window"])
+@pytest.mark.parametrize("cast", [False, True], ids=["pure", "autocast"])
+def test_products_that_only_their_scale_brings_into_float16s_range(options, cast):
+    """Scores of 12,800, made of products of 102,400: two sources that are alike get 1/2 each, and their gradients."""
+    kind = np.float32 if cast else np.float16
+    k, v = np.full((1, 1, 4, 64), 40, kind), np.arange(4, dtype=kind).reshape(1, 1, 4, 1)
+    k[:, :, 2:] = 20
+
+    def attend(q, k, v):
+        with mt.autocast("float16", enabled=cast):
+            return mt.scaled_dot_product_attention(q, k, v, **options)
+    y, pull = mt.vjp(attend, k[:, :, :2], k, v)
+    of_q, of_k, of_v = pull(np.ones_like(y))
+    assert y.ravel().tolist() == [0.5, 0.5] and of_v.ravel().tolist() == [1, 1, 0, 0] and not of_q.any()
+    np.testing.assert_array_equal(of_k[0, 0], np.repeat([[-2.5], [2.5], [0], [0]], 64, 1))      # 2 · ±1/4 · 40/8
+    assert mt.jvp(attend, (k[:, :, :2], k, v), (k[:, :, :2] * 0, k * 0, v))[1].ravel().tolist() == [0.5, 0.5]
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_autocast(dtype):
     """Products in 16 bits, the bias and softmax in float32."""

@@ -24,8 +24,8 @@ import math
 import operator
 
 from ... import backend
-from ...backend import check_devices, finfo, is_floating, module_of, number, result_type, whole, xp
-from ..primitive import TRACED, Primitive, bind, lower
+from ...backend import check_devices, finfo, is_floating, is_short, module_of, number, result_type, whole, xp
+from ..primitive import TRACED, Primitive, bind, lower, state
 from .elementwise import astype, floats, greater, mul, where
 from .fused import softmax
 from .indexing import numbers_in
@@ -112,7 +112,11 @@ def _definition(q, k, v, mask, documents, band, scale, bias=None, dropped=None, 
     groups = k.shape[1]
     share = (batch, groups, heads // groups)
     k, v = (reshape(x, (batch, groups, 1, *x.shape[2:])) for x in (k, v))
-    scores = mul(matmul(reshape(q, (*share, times, size)), swap_last(k)), scale)     # (NumPy's * has no bfloat16)
+    q = reshape(q, (*share, times, size))
+    if is_short(q.dtype) or state.autocast is not None:     # what isn't scaled yet may be beyond float16's range
+        scores = matmul(mul(q, scale), swap_last(k))
+    else:
+        scores = mul(matmul(q, swap_last(k)), scale)        # which keeps no scaled queries for backward
     scores = reshape(scores, (batch, heads, *scores.shape[3:]))
     if bias is not None:
         scores = scores + bias
@@ -134,8 +138,14 @@ def grouped(x, groups):
     return x.reshape(x.shape[0], groups, x.shape[1] // groups * x.shape[2], x.shape[3])
 
 
+def scaled_early(q, scale):
+    """(q · scale, 1.0) of an array of 16 bits, as they are on a GPU: see _definition. Of others (q, scale)."""
+    return (q * scale, 1.0) if q.itemsize == 2 else (q, scale)
+
+
 def masked_scores(q, k, mask, scale):
     """q kᵀ · scale of arrays, -inf where the mask is False: (batch, heads, time, sources)."""
+    q, scale = scaled_early(q, scale)
     p = backend.matmul(grouped(q, k.shape[1]), k.swapaxes(2, 3)).reshape(*q.shape[:3], k.shape[2])
     p *= scale
     if mask is not None:

@@ -20,10 +20,10 @@ Source: Lu et al. 2025, "MoBA: mixture of block attention for long-context LLMs"
 import math
 
 from ... import backend
-from ...backend import argsort, finfo, module_of, number, on_host, result_type, whole, xp
+from ...backend import argsort, finfo, module_of, number, on_host, result_type, to_float32, whole, xp
 from ..primitive import Primitive, bind, lower
 from .arrange import pad
-from .attention import banded_attention, grouped
+from .attention import banded_attention, grouped, scaled_early
 from .elementwise import floats, mul, where
 from .fused import softmax
 from .grouped import grouped_matmul, grouped_outer_products, grouped_products
@@ -48,6 +48,7 @@ def choices(q, means, sources, size, count):
     q      (batch, heads, time, features): an array of the last queries of so many sources
     means  (batch, kv_heads, blocks, features) of blocks that are whole, at least all those before a query's own
     """
+    q, means = (to_float32(x) if x.itemsize == 2 else x for x in (q, means))        # on a GPU, where they aren't yet
     times, block = q.shape[2], xp.arange(means.shape[2], like=q)
     own = xp.arange(sources - times, sources, like=q) // size
     scores = backend.matmul(grouped(q, means.shape[1]), means.swapaxes(2, 3)).reshape(*q.shape[:3], len(block))
@@ -99,6 +100,7 @@ def _scores(q, k, means, sources, size, count, scale):
     batch, heads, times, features = q.shape
     chosen, seen = choices(q, means, sources, size, count)
     order, inverse, ends = _by_block(chosen, k.shape[1], k.shape[2] // size)
+    q, scale = scaled_early(q, scale)
     counts, rows = _counts(ends), q.reshape(batch * heads * times, features)[order // count]
     p = grouped_products(rows, _blocks(k, size).swapaxes(1, 2), counts)
     p *= scale
