@@ -3,10 +3,10 @@
 from .. import backend
 from ..autodiff import ops
 from ..autodiff.lists import taking_lists
-from ..autodiff.ops.elementwise import floats
+from ..autodiff.ops.elementwise import floats, wide
 from ..autodiff.ops.indexing import numbers_in
 from ..autodiff.primitive import lower
-from ..backend import Placeholder, is_short, on_host, to_device_of
+from ..backend import Placeholder, on_host, to_device_of
 from ..backend.tiled_cross_entropy import counted_labels
 
 IGNORED = -100      # ignore_index, as in torch
@@ -105,7 +105,7 @@ def with_more(losses_of, of_labels, mean, label_smoothing, z_loss):
         if part:        # of a target the spread part has the mean logit in the place of the label's
             more = (right - mean(x)) * part
         if weight:      # a loss is log Σ exp(logits) less the label's: the sum over the classes is known already
-            more = more + ops.square(sharp + right) * weight
+            more = more + ops.astype(ops.square(wide(sharp + right)) * weight, sharp.dtype)
         return sharp + (more if counted is None else ops.where(counted, more, 0.0))
     return losses
 
@@ -128,8 +128,8 @@ def by_labels(losses_of, x, labels, reduction, ignore_index, misfit):
         else:
             losses = losses_of(x, labels, ignore_index)
         if reduction == "mean" and labels.size:
-            wide = ops.astype(losses, "float32") if is_short(losses.dtype) else losses      # as ops.mean adds them
-            return ops.astype(ops.sum(wide) / (labels != ignore_index).sum().astype(wide.dtype), losses.dtype)
+            total = ops.sum(wide(losses))       # as ops.mean adds them
+            return ops.astype(total / (labels != ignore_index).sum().astype(total.dtype), losses.dtype)
         return _reduced(losses if len(shape) == 1 or reduction != "none" else ops.reshape(losses, shape), reduction)
     counted = labels != ignore_index
     if counted.all():

@@ -32,6 +32,7 @@ from typing import NamedTuple
 from ..autodiff import ops
 from ..autodiff.autocast import lowered
 from ..autodiff.modes import is_recomputing
+from ..autodiff.ops.elementwise import wide
 from ..autodiff.primitive import lower
 from ..backend import assign, is_whole, module_of, number, to_device_of, whole, wholes, xp, zeros_like
 from . import init
@@ -400,9 +401,9 @@ class MoE(Module):
                 return positions.mean(mean_of_tokens(x))
         # What has no weight needs nothing of other ranks.
         aux = self.balance * balance_loss(logs, routing, mean if self.balance else mean_of_tokens)
-        if self.z:      # in float16 it is inf from logits of 256 on, and 0 · inf is NaN
-            z = z_loss(logits)
-            aux = aux + self.z * (z if positions is None else positions.of_linear(z))
+        if self.z:      # before it is weighted it is beyond float16's range from logits of 256 on
+            z = z_loss(wide(logits))
+            aux = aux + ops.astype(self.z * (z if positions is None else positions.of_linear(z)), aux.dtype)
         if self.sequence_balance:
             sequences = ops.reshape(logs, (-1, shape[-2], logs.shape[-1]))
             aux = aux + self.sequence_balance * sequence_balance_loss(sequences, self.k, mean)

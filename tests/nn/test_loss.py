@@ -139,6 +139,18 @@ def test_a_z_loss_brings_logits_back_that_have_drifted():
         assert abs(logits.grad.numpy().sum() - moved * pull) < 1e-12
 
 
+@pytest.mark.parametrize("make", [nn.cross_entropy, nn.linear_cross_entropy])
+@pytest.mark.parametrize("ignored", [0, 1])
+def test_a_z_loss_in_float16_whose_square_is_beyond_its_range(make, ignored):
+    """Of logits of 1,000: 1e-4 · 1,000² = 100 on top of losses near 0, and a pull of 2 · 1e-4 · 1,000."""
+    x, weight = (mt.tensor(np.array(a, np.float16), requires_grad=True) for a in ([[1000, 0], [0, 1000]], np.eye(2)))
+    loss = make(*(x, weight) if make is nn.linear_cross_entropy else (x,), np.array([0, 1]), "sum", z_loss=1e-4,
+                ignore_index=ignored - 1)
+    loss.backward()
+    assert loss.dtype == np.float16 and abs(loss.item() - 100 * (2 - ignored)) < 0.2
+    np.testing.assert_allclose(x.grad.numpy(), [[0.2 * (1 - ignored), 0], [0, 0.2]], rtol=2e-3)
+
+
 def test_gradient_is_that_of_central_differences():
     z, labels = sample(4, 3, seed=5)
     logits = mt.tensor(z, requires_grad=True)

@@ -269,6 +269,16 @@ def test_a_loss_of_weight_0_says_nothing_where_it_overflows(score):
     assert np.isfinite(y.numpy()).all() and aux.item() == 0
 
 
+def test_a_z_loss_in_float16_is_weighted_before_it_is_rounded():
+    """6 experts have logits of 1,000: log² of the sum is 1,003,587, of which a thousandth is a float16."""
+    model = layer(dtype=np.float16, z=1e-3)
+    model.router.weight.data[...] = 100
+    aux = model(mt.tensor(np.full((3, 5), 2, np.float16)))[1]
+    aux.backward()
+    assert aux.dtype == np.float16 and abs(aux.item() - 1e-3 * (1000 + np.log(6)) ** 2) < 1
+    np.testing.assert_allclose(model.router.weight.grad.numpy(), 2e-3 * (1000 + np.log(6)) * 2 / 6, rtol=2e-3)
+
+
 def test_the_logarithm_of_a_sigmoid_has_its_derivatives_at_0():
     """Where a router of zeros, and a token of zeros, is. The second is -s · (1 - s)."""
     x = mt.tensor(np.array([0.0, -0.0, 0.7, -0.7, -900]))

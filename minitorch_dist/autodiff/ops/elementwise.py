@@ -10,6 +10,7 @@ from ...backend import (
     in_float32,
     is_floating,
     is_half,
+    is_short,
     of_one_dtype,
     result_type,
     to_float32,
@@ -172,6 +173,11 @@ def astype(x, dtype):
 def floats(x):
     """x; in float64 where it has integers or bools, as NumPy's functions take them."""
     return astype(x, xp.float64) if x.dtype.kind in "iub" else x
+
+
+def wide(x):
+    """x; in float32 where it has floats of 16 bits: for squares and sums that may be beyond float16's range."""
+    return astype(x, xp.float32) if is_short(x.dtype) else x
 
 
 def constant(array, like):

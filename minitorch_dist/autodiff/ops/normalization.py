@@ -12,7 +12,7 @@ import math
 
 from ...backend import add_up, adds_in_float32, finfo, in_float32, is_short, result_type, to_half, wholes, xp
 from ..primitive import Primitive, bind
-from .elementwise import astype, floats, rsqrt
+from .elementwise import astype, floats, rsqrt, wide
 from .reduction import mean, var
 from .shape import reshape
 
@@ -125,13 +125,9 @@ def _over(x):
     return (0, *range(2, len(x.shape))), (x.shape[1],) + (1,) * (len(x.shape) - 2)
 
 
-def _wide(x):
-    return x if x is None or not is_short(x.dtype) else astype(x, xp.float32)
-
-
 def _batch_definition(x, weight, bias, eps):
     kind = result_type(*(a.dtype for a in (x, weight, bias) if a is not None))
-    x, weight, bias = map(_wide, (x, weight, bias))
+    x, weight, bias = (None if a is None else wide(a) for a in (x, weight, bias))
     axes, column = _over(x)
     m, v = mean(x, axes), var(x, axes)
     y = (x - reshape(m, column)) * reshape(rsqrt(v + eps), column)
