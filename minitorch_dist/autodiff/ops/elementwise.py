@@ -106,7 +106,11 @@ erf = unary("erf", functions.erf, (scale, lambda x: 2 / math.sqrt(math.pi) * exp
 
 
 def clip(x, a_min=None, a_max=None):
-    """x moved into [a_min, a_max] (None: no bound); exactly on a bound x gets half of the gradient."""
+    """x moved into [a_min, a_max] (None: no bound); exactly on a bound x gets half of the gradient. A new array in any
+    case."""
+    if a_min is None and a_max is None:     # (reduction.py imports this file)
+        from .reduction import broadcast_to
+        return broadcast_to(x, x.shape)
     x = x if a_min is None else maximum(x, a_min)
     return x if a_max is None else minimum(x, a_max)
 
