@@ -244,6 +244,20 @@ def test_errors_name_the_values(call, message):
         call()
 
 
+@pytest.mark.parametrize(("call", "message"), [
+    *((lambda mask=mask: mt.dropout(np.ones(3), mask=mask), f"dropout: mask {said}; it must be an array of bools")
+      for mask, said in ((True, "True"), ("ab", "'ab'"), (np.ones(3), "of dtype float64"), ([1], "of dtype int64"))),
+    *((lambda draw=draw: draw(7), rf"{name}: stream=7; it must be a generator: mt.backend.stream\(.{name}., seed\)")
+      for name, draw in (("dropout", lambda stream: mt.dropout(np.ones(3), 0.0, stream)),
+                         ("uniform", lambda stream: mt.random.uniform(stream, 3)),
+                         ("normal", lambda stream: mt.random.normal(stream, 3)),
+                         ("bernoulli", lambda stream: mt.random.bernoulli(stream, 3))))])
+def test_what_says_who_stays_is_bools_and_what_draws_a_generator(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()
+    assert mt.dropout(np.ones(3), mask=[True, False, True]).tolist() == [2, 0, 2]
+
+
 def test_lists_and_numbers_are_as_good_as_arrays():
     x, pairs = mt.tensor([[1.0, 2.0], [3.0, 4.0]]), [[1.0, 0.0], [5.0, -1.0]]
     for found, expected in ((x @ pairs, x @ np.array(pairs)), (pairs @ x, np.array(pairs) @ x),

@@ -12,18 +12,18 @@ from .elementwise import astype
 
 def uniform(stream, shape, low=0.0, high=1.0, dtype=xp.float32, device="cpu"):
     """Numbers from [low, high)."""
-    return _tensor(_draw(stream.random, shape, dtype, lambda u: u * (high - low) + low), device)
+    return _tensor(_draw("uniform", stream, shape, dtype, lambda u: u * (high - low) + low), device)
 
 
 def normal(stream, shape, mean=0.0, std=1.0, dtype=xp.float32, device="cpu"):
     """Numbers of the normal distribution."""
-    return _tensor(_draw(stream.standard_normal, shape, dtype, lambda z: z * std + mean), device)
+    return _tensor(_draw("normal", stream, shape, dtype, lambda z: z * std + mean), device)
 
 
 def bernoulli(stream, shape, p=0.5, device="cpu"):
     """True with probability p."""
     _check_probability("bernoulli", p)
-    return _tensor(_draw(stream.random, shape, xp.float32) < p, device)
+    return _tensor(_draw("bernoulli", stream, shape, xp.float32) < p, device)
 
 
 def _thin_out(x, p, draws):
@@ -45,7 +45,7 @@ def dropout(x, p=0.5, stream=None, mask=None):
 
     mask    bool, which elements stay; otherwise it is drawn from `stream`, or, without one, from the library's streams
             (see backend.random_scope), as nn.Dropout does
-    Source: Srivastava et al. 2014.
+    TypeError for a mask that isn't of bools, and a stream that is no generator. Source: Srivastava et al. 2014.
     """
     _check_probability("dropout", p)
     if p == 1:
@@ -56,8 +56,13 @@ def dropout(x, p=0.5, stream=None, mask=None):
         return bind(_dropout, (x,), (p, backend.random_draws(x.shape)))
     if mask is None:
         mask = (backend.random_rows(x.shape, lower(x)) if stream is None
-                else backend.to_device_of(_draw(stream.random, x.shape, xp.float32), lower(x))) >= p
-    return x * (astype(lower(mask), x.dtype) / weak(float(1 - p), x))
+                else backend.to_device_of(_draw("dropout", stream, x.shape, xp.float32), lower(x))) >= p
+    mask = backend.to_device_of(xp.asarray(mask), lower(x)) if isinstance(mask, (list, tuple)) else lower(mask)
+    dtype = getattr(mask, "dtype", None)
+    if dtype is None or dtype.kind != "b":
+        raise TypeError(f"dropout: mask {repr(mask) if dtype is None else f'of dtype {dtype}'}; it must be an array of "
+                        "bools, True where an element stays")
+    return x * (astype(mask, x.dtype) / weak(float(1 - p), x))
 
 
 def _check_probability(name, p):
@@ -65,8 +70,10 @@ def _check_probability(name, p):
         raise ValueError(f"{name}: p is {p}; a probability must be in [0, 1]")
 
 
-def _draw(method, shape, dtype, moved=lambda x: x):
-    dtype = as_dtype(dtype)
+def _draw(name, stream, shape, dtype, moved=lambda x: x):
+    if not isinstance(stream, xp.random.Generator):
+        raise TypeError(f"{name}: stream={stream!r}; it must be a generator: mt.backend.stream(\"{name}\", seed)")
+    dtype, method = as_dtype(dtype), stream.standard_normal if name == "normal" else stream.random
     # The generators draw float32 and float64; any other dtype is cast.
     array = moved(xp.asarray(method(shape, dtype if dtype in (xp.float32, xp.float64) else xp.float32)))
     return array.astype(dtype, copy=False)
