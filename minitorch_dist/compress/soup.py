@@ -33,6 +33,7 @@ from ..checkpoints.npz import read_npz
 from ..nn.absent import AbsentParameterError
 from ..nn.module import Module
 from ..nn.norm import BatchNorm
+from ..optim.settings import AT_LEAST_0, check_keys, check_settings, holds
 from ..parallel.fsdp.fully_sharded import FullySharded
 from ..parallel.same_model import from_rank_0
 from .prune import check_whole
@@ -262,7 +263,11 @@ class Average:
 
     def load_state_dict(self, saved):
         """Go on from what state_dict gave. ValueError where it doesn't fit."""
-        mine, theirs = ({name: a.shape for name, a in arrays.items()} for arrays in (self.averages, saved["averages"]))
+        check_keys(saved, ("updates", "averages"), "an average")
+        check_keys(saved["averages"], (), "an average")
+        check_settings(updates=(saved["updates"], holds(AT_LEAST_0[0], saved["updates"], None), AT_LEAST_0[1]))
+        mine, theirs = ({name: getattr(a, "shape", None) for name, a in arrays.items()}
+                        for arrays in (self.averages, saved["averages"]))
         if odd := sorted(name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)):
             raise ValueError(f"the saved average has {odd[0]} of shape {theirs.get(odd[0])}, this model of shape "
                              f"{mine.get(odd[0])}")

@@ -325,15 +325,15 @@ class Module:
     def fitting(self, state, shapes=None):
         """({name: this module's array}, {name: the state's}) if the state fits; load_state_dict's errors if not.
         shapes: {name: shape of the state's} where that isn't this module's."""
-        targets = {name: p.data for name, p in self.named_parameters()}
-        targets.update((name, _array(b)) for name, b in self.named_buffers())
+        targets = {name: _array(value) for name, value in (*self.named_parameters(), *self.named_buffers())}
         state = state if state.keys() == targets.keys() else self._by_first_names(state)
         if missing := sorted(set(targets) - set(state)):
-            raise KeyError(f"load_state_dict: no values for {missing}; to keep this model's: "
-                           "strict=False")
+            raise KeyError(f"load_state_dict: no values for {missing}; to keep this model's: strict=False")
         if unknown := sorted(set(state) - set(targets)):
             raise KeyError(f"load_state_dict: the model has no {unknown}; it has {sorted(targets)}")
         values = {name: _array(state[name]) for name in targets}
+        if odd := [name for name, value in values.items() if not hasattr(value, "dtype")]:
+            raise TypeError(f"load_state_dict: {odd[0]} is a {type(values[odd[0]]).__name__}, and must be an array")
         for name, target in targets.items():
             shape = (shapes or {}).get(name, target.shape)
             if values[name].shape != shape or values[name].dtype != target.dtype:

@@ -12,7 +12,7 @@ from ..flat import flat_buffers
 from ..torch_names import NAMES, refuse_settings, tell
 from .groups import as_numbers, groups_of
 from .packed import Packed, arrays_of, values_of
-from .settings import AT_LEAST_0, check_settings, holds
+from .settings import AT_LEAST_0, check_saved_optimizer, check_settings, holds
 from .slots import Slot, States, runs
 
 DEVICE_TILE = 1 << 22           # elements for which a GPU has temporary arrays at a time, of unpacked state say
@@ -337,10 +337,7 @@ class Optimizer:
 
     def check_kind(self, saved):
         """ValueError where saved state is none, another kind of optimizer's, or of other groups."""
-        if missing := [key for key in ("class", "groups", "sizes", "steps", "state") if key not in saved]:
-            raise ValueError(f"the saved state has no {', '.join(missing)}: it is no optimizer's state_dict()")
-        if saved["class"] != self.kind:
-            raise ValueError(f"the saved state is of {saved['class']}, this optimizer is {self.kind}")
+        check_saved_optimizer(saved, self.kind)
         if len(saved["groups"]) != len(saved["sizes"]):
             raise ValueError(f"the saved state has settings of {len(saved['groups'])} groups, and parameters of "
                              f"{len(saved['sizes'])}")

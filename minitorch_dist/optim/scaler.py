@@ -26,11 +26,22 @@ from ..autodiff.writes import wrote
 from ..backend import device_of, to, xp, zeros
 from ..flat import flat_buffers
 from .clip import check_known, others
-from .settings import check_settings
+from .settings import check_keys, check_settings, holds
 
 # What float32 can hold, and 1 divided by it too.
 LEAST, MOST = 2.0 ** -126, 2.0 ** 127
-POSITIVE = "from 2^-126 to 2^127"
+FACTOR = lambda value, _: LEAST <= value <= MOST, "from 2^-126 to 2^127"
+RULES = {"init_scale": FACTOR, "new_scale": FACTOR, "scale": FACTOR,
+         "growth_factor": (lambda value, _: value > 1, "above 1"),
+         "backoff_factor": (lambda value, _: 0 < value < 1, "in (0, 1)"),
+         "growth_interval": (lambda value, _: value >= 1 and value % 1 == 0, "a whole number, at least 1"),
+         "_growth_tracker": (lambda value, _: value >= 0 and value % 1 == 0, "a whole number, at least 0")}
+
+
+def _check(**values):
+    """ValueError for one that can't be."""
+    check_settings(**{name: (value, holds(RULES[name][0], value, None), RULES[name][1])
+                      for name, value in values.items()})
 
 
 @dataclass
@@ -66,11 +77,8 @@ class GradScaler:
 
     def __init__(self, init_scale=2.0 ** 16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, enabled=True,
                  comm=None):
-        check_settings(init_scale=(init_scale, LEAST <= init_scale <= MOST, POSITIVE),
-                       growth_factor=(growth_factor, growth_factor > 1, "above 1"),
-                       backoff_factor=(backoff_factor, 0 < backoff_factor < 1, "in (0, 1)"),
-                       growth_interval=(growth_interval, growth_interval >= 1 and growth_interval % 1 == 0,
-                                        "a whole number, at least 1"))
+        _check(init_scale=init_scale, growth_factor=growth_factor, backoff_factor=backoff_factor,
+               growth_interval=growth_interval)
         self.growth_factor, self.backoff_factor, self.growth_interval = growth_factor, backoff_factor, growth_interval
         self.enabled, self.comm = enabled, comm
         self._scale, self._clean = (xp.full((), x, xp.float32) for x in (init_scale, 0))    # steps in a row
@@ -145,7 +153,7 @@ class GradScaler:
             shrunk = xp.maximum(self._scale * self.backoff_factor, LEAST)
             new_scale = xp.where(bad, shrunk, xp.where(grows, grown, self._scale))
         else:
-            check_settings(new_scale=(new_scale, LEAST <= new_scale <= MOST, POSITIVE))
+            _check(new_scale=new_scale)
         self._scale[...] = new_scale
         wrote(self._scale, "GradScaler.update")
         self._stages.clear()
@@ -161,15 +169,17 @@ class GradScaler:
                 } if self.enabled else {}
 
     def load_state_dict(self, saved):
-        """Go on from what state_dict gave. RuntimeError for that of a scaler that wasn't enabled."""
+        """Go on from what state_dict gave. RuntimeError for that of a scaler that wasn't enabled, ValueError where it
+        lacks something or has what can't be; nothing is changed then."""
         if not self.enabled:
             return
         if not saved:
             raise RuntimeError("the saved state is empty: it comes from a GradScaler that wasn't enabled")
-        scale, clean, growth_factor, backoff_factor, growth_interval = (saved[name] for name in (
-            "scale", "_growth_tracker", "growth_factor", "backoff_factor", "growth_interval"))
-        self._scale[...], self._clean[...] = scale, clean
-        self.growth_factor, self.backoff_factor, self.growth_interval = growth_factor, backoff_factor, growth_interval
+        names = "scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"
+        check_keys(saved, names, "a GradScaler")
+        _check(**{name: saved[name] for name in names})
+        self._scale[...], self.growth_factor, self.backoff_factor, self.growth_interval, self._clean[...] = (
+            saved[name] for name in names)
 
     def _stage(self, optimizer, call):
         if optimizer is None:       # of several that are frozen here each has a stage of its own, in their order

@@ -29,6 +29,26 @@ def check_settings(**rules):
             raise ValueError(f"{name} is {value!r}; it must be {wanted}")
 
 
+def check_keys(saved, names, whose):
+    """ValueError unless a saved state has these entries, TypeError unless it has names at all. whose: state_dict gave
+    it, "a GradScaler" say."""
+    if not hasattr(saved, "keys"):
+        raise TypeError(f"load_state_dict: takes what {whose}'s state_dict() gave, got a {type(saved).__name__}")
+    if missing := [name for name in names if name not in saved]:
+        raise ValueError(f"the saved state has no {', '.join(missing)}: it is not {whose}'s state_dict()")
+
+
+def check_saved_optimizer(saved, kind):
+    """ValueError unless saved state is that of an optimizer of this kind, TypeError unless it has names at all."""
+    lists = "groups", "sizes", "steps", "state"
+    check_keys(saved, ("class", *lists), "an optimizer")
+    if odd := [name for name in lists if not isinstance(saved[name], (list, tuple))]:
+        raise ValueError(f"the saved state's {odd[0]} is a {type(saved[odd[0]]).__name__}, and must be a list: it is "
+                         "not an optimizer's state_dict()")
+    if saved["class"] != kind:
+        raise ValueError(f"the saved state is of {saved['class']}, this optimizer is {kind}")
+
+
 def holds(fits, value, group):
     """Whether a setting fits; one that is no number doesn't."""
     try:

@@ -23,6 +23,8 @@ from math import isfinite
 from statistics import median
 from typing import NamedTuple
 
+from .settings import check_keys
+
 NORMAL = 1.4826     # a normal number's deviation, in median distances
 
 
@@ -83,6 +85,12 @@ class SpikeGuard:
                 "found": [list(spike) for spike in self.found]}
 
     def load_state_dict(self, state):
-        """Go on from there; of a longer window the last values are taken."""
-        self._before = {what: deque(values, maxlen=self.window) for what, values in state["before"].items()}
-        self.found = [Spike(*spike) for spike in state["found"]]
+        """Go on from there; of a longer window the last values are taken. ValueError where it isn't a SpikeGuard's, and
+        nothing is changed then."""
+        check_keys(state, ("before", "found"), "a SpikeGuard")
+        try:
+            before = {what: deque(map(float, values), maxlen=self.window) for what, values in state["before"].items()}
+            found = [Spike(*spike) for spike in state["found"]]
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(f"the saved state is not a SpikeGuard's state_dict(): {error}") from None
+        self._before, self.found = before, found

@@ -38,11 +38,13 @@ Source: McCandlish et al. 2018, "An empirical model of large-batch training", se
 
 from functools import partial
 from math import inf
+from numbers import Real
 
 import numpy as np
 
 from ..backend import module_of, to
 from ..optim.clip import check_known, measured, others
+from ..optim.settings import check_keys, check_settings
 from .wrapping import ReducingModule, check_not_annotated, divided
 
 
@@ -199,7 +201,10 @@ class GradientNoiseScale:
         return {"steps": self.steps, "trace": self.trace_sum, "square": self.square_sum}
 
     def load_state_dict(self, saved):
-        """Go on from what state_dict gave."""
+        """Go on from what state_dict gave. ValueError where it lacks something, or has what is no number."""
+        names = "steps", "trace", "square"
+        check_keys(saved, names, "a GradientNoiseScale")
+        check_settings(**{name: (saved[name], isinstance(saved[name], Real), "a number") for name in names})
         self.steps, self.trace_sum, self.square_sum = saved["steps"], saved["trace"], saved["square"]
 
 

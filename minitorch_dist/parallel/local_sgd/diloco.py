@@ -43,6 +43,7 @@ from ...comm.reduction import is_power_of_two
 from ...comm.together import together
 from ...nn.module import Module
 from ...optim import SGD
+from ...optim.settings import check_saved_optimizer
 from .. import batch_norm
 from ..encodings import Whole
 from ..fsdp.fully_sharded import FullySharded
@@ -295,6 +296,7 @@ class DiLoCo:
 
     def check_state(self, saved):
         """ValueError unless load_state_dict can take it."""
+        check_saved_optimizer(saved, type(self).__name__)
         (settings,), params = saved["groups"], self.param_groups[0]["params"]
         if other := [f"{k}={settings['round'].get(k)!r} (now {v!r})" for k, v in self.settings.items()
                      if settings["round"].get(k) != v]:

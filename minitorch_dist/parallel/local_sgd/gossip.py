@@ -39,6 +39,7 @@ from ...autodiff.writes import wrote
 from ...backend import module_of, to, to_device_of, xp, zeros_like
 from ...comm.together import together
 from ...divergence import Diverged
+from ...optim.settings import check_saved_optimizer
 from ..batch_norm import layers
 from ..same_model import broadcast, check_same_model
 from ..wrapping import ReducingModule, check_alone
@@ -286,6 +287,7 @@ class Gossip:
 
     def check_state(self, saved):
         """ValueError unless load_state_dict can take it."""
+        check_saved_optimizer(saved, type(self).__name__)
         facts, = saved["groups"]
         if len(facts["ranks"]) != self.comm.size or len(saved["state"]) != len(self.params):
             raise ValueError(f"Gossip: the saved state is of {len(facts['ranks'])} ranks and {len(saved['state'])} "
