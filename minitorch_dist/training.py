@@ -14,7 +14,7 @@ import shutil
 import sys
 import time
 import zlib
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from . import attempt, backend, divergence, ledger
@@ -212,7 +212,8 @@ class Run:
     def _end_diverged(self, error):
         """End the program with what has happened and what is kept; a checkpoint under way is written to its end."""
         with divergence.ends(self.world):
-            self.checkpoints.wait()
+            with suppress(OSError):     # a checkpoint that couldn't be written: its thread has said so
+                self.checkpoints.wait()
             steps = self.checkpoints.steps()
             kept = f"the losses until then are in {self.folder / 'history.jsonl'}" + (
                 f"; the checkpoint of step {steps[-1]:,} stays, and may already be too far off" if steps else "")
@@ -229,6 +230,8 @@ class Run:
             steps = self.checkpoints.steps()
             kept = (f"The checkpoint of step {steps[-1]:,} is whole: --resume goes on from there" if steps else
                     "There is no checkpoint to go on from")
+            if (self.folder / "summary.json").exists():
+                kept += "; parameters.npz and summary.json are written"
             print(f"{error.filename}: {error.strerror}: the run ends after step {self.step:,}. {kept}",
                   file=sys.stderr, flush=True)
         raise SystemExit(1) from error
@@ -258,8 +261,13 @@ class Run:
 
     def finish(self, network, **facts):
         """Write summary and parameters; returns the summary on all ranks when they are written. Where they can't be, as
-        on a full disk, the program ends, as it does within `with`. RuntimeError unless all ranks hold the same bits."""
-        self.checkpoints.wait()
+        on a full disk, or where a checkpoint beside the training couldn't be, the program ends, as it does within
+        `with`. RuntimeError unless all ranks hold the same bits."""
+        unwritten = None
+        try:
+            self.checkpoints.wait()
+        except OSError as error:        # on all ranks; for what is left there may be room
+            unwritten = error
         facts |= {"resumed_at": self.resumed_at} if self.resumed_at else {}
         summary = {"ranks": self.world.size, **facts, "parameters_sha256": check_replicas(network, self.world),
                    "products_made_by": backend.products_made_by(),
@@ -272,6 +280,8 @@ class Run:
         # Nobody goes on before: a rank that ends first by a status other than 0 ends the job, and rank 0's writing.
         try:
             together(self.world, write if self.world.rank == 0 else lambda: None)
+            if unwritten:
+                raise unwritten
         except OSError as error:
             self._end_unwritten(error)
         return summary

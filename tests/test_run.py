@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import minitorch_dist as mt
-from minitorch_dist import attempt, comm, nn, optim, training
-from minitorch_dist.checkpoints import CheckpointError, Checkpoints
+from minitorch_dist import attempt, comm, divergence, nn, optim, training
+from minitorch_dist.checkpoints import CheckpointError, Checkpoints, writing
 from tests.crews import crews
 from tests.parallel.test_offload import file_size_limit
 
@@ -82,6 +82,62 @@ def test_a_disk_that_is_full_on_the_way_ends_the_run_in_a_line(tmp_path, room, s
     assert second == ((1, "") if room else (None, ""))
     assert (tmp_path / "history.jsonl").read_bytes().count(b"\n") == (4 if room else 3)
     assert resumed(tmp_path, sizes=(30, 30)).step == 3
+
+
+def without_room_beside(folder, last):
+    """(status, what was said) on this rank where the checkpoint of a run's last step, which is written beside the
+    training, has no room on rank `last`."""
+    network, said, world, write = nn.Linear(2, 3), io.StringIO(), comm.world(), writing.write
+    optimizer = optim.SGD(network.parameters(), lr=0.1)
+
+    def full(path, blocks):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+    run = training.Run(folder, world, async_save=True)
+    try:
+        with contextlib.redirect_stderr(said):
+            with run:
+                for step in (1, 2):
+                    run.log(1.5, 0, 10, 0.0)
+                    run.save(network, optimizer)
+                    run.checkpoints.wait() if step == 1 else None
+                    writing.write = full if world.rank == last else write
+            run.finish(network)
+    except SystemExit as end:
+        return end.code, said.getvalue()
+    finally:
+        writing.write = write
+
+
+@pytest.mark.parametrize("n, last", [(1, 0), (2, 0), (2, 1)])
+def test_a_checkpoint_beside_the_training_that_has_no_room_at_the_end_ends_all_ranks_in_a_line(tmp_path, n, last):
+    """Parameters and summary, for which there is room, are written all the same."""
+    found = crews.call(CASES + "without_room_beside", n, (str(tmp_path), last))
+    assert [status for status, _ in found] == [1] * n
+    file = f"{tmp_path}/checkpoints/.step-00000002.partial/rank-{last}.safetensors"
+    assert found[0][1].endswith(
+        f"{file}: No space left on device: the run ends after step 2. The checkpoint of step 1 is whole: --resume goes "
+        "on from there; parameters.npz and summary.json are written\n")
+    assert all("Traceback" not in said and said.count("\n") == (rank == 0) + (rank == last)
+               for rank, (_, said) in enumerate(found))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "history.jsonl", "parameters.npz",
+                                                                "summary.json"]
+    assert resumed(tmp_path).step == 1
+
+
+def test_a_run_that_diverges_while_a_checkpoint_has_no_room_says_both(tmp_path, monkeypatch, capsys):
+    network = nn.Linear(2, 3)
+
+    def full(path, blocks):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+    monkeypatch.setattr(writing, "write", full)
+    with pytest.raises(SystemExit) as ended, training.Run(tmp_path, comm.world(), async_save=True) as run:
+        run.log(1.5, 0, 10, 0.0)
+        run.save(network, optim.SGD(network.parameters(), lr=0.1))
+        raise divergence.Diverged("step 2: the loss is nan")
+    assert ended.value.code == 1
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert "step-00000001 couldn't be written" in first and rest == [
+        "step 2: the loss is nan", f"the losses until then are in {tmp_path}/history.jsonl"]
 
 
 @pytest.mark.parametrize("steps", [60, 600])        # fewer than a buffer holds: written at the end; and more
