@@ -5,8 +5,9 @@ import math
 from ..autodiff import ops
 from ..autodiff.create import full
 from ..autodiff.modes import is_recomputing
+from ..autodiff.ops.elementwise import narrow, wide
 from ..autodiff.primitive import lower
-from ..backend import as_dtype, assign, is_short, number, weak, whole, wholes, xp
+from ..backend import as_dtype, assign, is_short, number, result_type, weak, whole, wholes, xp
 from .module import Module, Parameter, at_least_1
 
 
@@ -65,9 +66,12 @@ class GroupNorm(Module):
             raise ValueError(f"GroupNorm of {self.num_channels} channels was given an input of shape {tuple(x.shape)}: "
                              "channels are the second axis")
         size = self.num_channels // self.num_groups * math.prod(x.shape[2:])
+        column, weight, bias = (-1,) + (1,) * (len(x.shape) - 2), self.weight, self.bias
+        kind = result_type(x.dtype, weight.dtype)
+        x, weight, bias = map(wide, (x, weight, bias))      # the gradient times the weight is an array of its own here
         y = ops.layer_norm(ops.reshape(x, (x.shape[0], self.num_groups, size)), size, eps=self.eps)
-        column = (-1,) + (1,) * (len(x.shape) - 2)
-        return ops.reshape(y, x.shape) * self.weight.reshape(column) + self.bias.reshape(column)
+        y = ops.reshape(y, x.shape) * weight.reshape(column) + bias.reshape(column)
+        return narrow(y, kind)
 
     def extra_repr(self):
         return f"{self.num_groups}, {self.num_channels}"
@@ -128,7 +132,7 @@ class BatchNorm(Module):
         """Two sums over the ranks: the mean must be known before the variance, or large means would drown it. Of 16
         bits in float32, as the op itself adds them: of all ranks' values there are more than float16 can count."""
         given, axes = x.dtype, (0, *range(2, len(x.shape)))
-        x = x.astype("float32") if is_short(given) else x
+        x = wide(x)
         sums = self.reduce(ops.concatenate([ops.sum(x, axes), full((1,), count, x.dtype, x.device)], 0))
         count = int(lower(sums)[-1])
         self._check(count, x)

@@ -236,6 +236,14 @@ def test_mse(reduction):
     np.testing.assert_allclose(t.grad.numpy(), -slope, rtol=1e-13)
 
 
+def test_mse_in_float16_whose_squares_are_beyond_its_range():
+    """400² = 160,000 of one of ten, of which the mean is a float16."""
+    p = mt.tensor(np.array([400.0] + [0.0] * 9, np.float16), requires_grad=True)
+    loss = nn.mse_loss(p, np.zeros(10, np.float16))
+    loss.backward()
+    assert loss.dtype == p.grad.dtype == np.float16 and loss.item() == 16_000 and p.grad.tolist() == [80] + [0] * 9
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("scale", [1.0, 1e3])

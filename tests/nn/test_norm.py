@@ -73,6 +73,21 @@ def test_float32_stays_float32(make):
     assert layer.eval()(x).dtype == np.float32
 
 
+def test_groups_in_float16_whose_gradients_times_the_weight_are_beyond_its_range():
+    """200 · 500: what is left of it behind the division by a deviation of 2,500 is float64's."""
+    layer, ends = nn.GroupNorm(2, 4), []
+    x, ct = random(0).standard_normal((3, 4, 5)) * 2500, random(1).choice([-200.0, 200.0], (3, 4, 5))
+    for dtype in (np.float16, np.float64):
+        layer.to(dtype)
+        layer.weight.data[...] = 500
+        leaf = mt.tensor(x.astype(np.float16).astype(dtype), requires_grad=True)
+        y = layer(leaf)
+        y.backward(mt.tensor(ct.astype(dtype)))
+        ends.append([y.numpy(), leaf.grad.numpy()])
+    for got, exact in zip(*ends, strict=True):
+        assert got.dtype == np.float16 and np.linalg.norm(got - exact) < 1e-3 * np.linalg.norm(exact)
+
+
 @pytest.mark.parametrize("shape", [(5, 6), (5, 6, 3), (2, 6, 3, 5), (0, 6, 2)], ids=str)
 def test_groups_of_channels(shape):
     layer = draw(nn.GroupNorm(3, 6, dtype=np.float64))

@@ -19,7 +19,7 @@ from ...backend import (
     xp,
 )
 from ..dispatch import binary, unary
-from ..primitive import TRACED, LinearOp, Primitive, bind, lower
+from ..primitive import TRACED, LinearOp, Primitive, bind, lower, state
 
 # ---------------------------------------------------------------- linear maps
 
@@ -182,6 +182,12 @@ def floats(x):
 def wide(x):
     """x; in float32 where it has floats of 16 bits: for squares and sums that may be beyond float16's range."""
     return astype(x, xp.float32) if is_short(x.dtype) else x
+
+
+def narrow(y, dtype):
+    """What was made of wide(x), in x's dtype where that is of 16 bits; as it is under autocast, which rounds where a
+    product takes it."""
+    return astype(y, dtype) if is_short(dtype) and state.autocast is None else y
 
 
 def constant(array, like):
