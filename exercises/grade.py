@@ -15,6 +15,7 @@ from .frame.checking import check_answer
 from .frame.course import CourseError
 
 MEMORY_GB = 2.0
+NO_STUDENT = ".", "__MACOSX", "__pycache__"     # what begins like .git, or like what archives of macOS have besides
 
 
 def seed(text):
@@ -47,7 +48,7 @@ def students(folder, course):
     if own:
         return {named(folder.resolve()): own}
     found = {named(path): answers_in(path) for path in sorted(folder.iterdir())
-             if path.is_dir() and not path.name.startswith(".")}       # .git is no student
+             if path.is_dir() and not path.name.startswith(NO_STUDENT)}
     if not any(found.values()):
         raise CourseError(f"{folder} holds no answers: expected folders like {min(chapters)}, or a folder per student "
                           "with such folders")

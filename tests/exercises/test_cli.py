@@ -397,12 +397,14 @@ def test_grade_json(tmp_path):
 
 
 def test_grade_names_what_is_no_text(tmp_path):
-    """Students' folders whose names aren't UTF-8 stay apart; an answer with a null byte; and .git is no student."""
+    """Students' folders whose names are not UTF-8 stay apart; an answer with a null byte; .git is no student, nor is
+    what an archive of macOS has beside the files."""
     for name in (b"j\xf6rg", b"j\xfcrg"):
         folder = tmp_path / os.fsdecode(name) / "08_data_parallel"
         folder.mkdir(parents=True)
         (folder / "shard.py").write_bytes(b"def shard():\n    pass\n\0")
     (tmp_path / ".git").mkdir()
+    (tmp_path / "__MACOSX" / "ann" / "00_demo").mkdir(parents=True)
     said = subprocess.run([sys.executable, "-m", "exercises", "grade", str(tmp_path), "--json", "--only", "08.1"],
                           cwd=ROOT, capture_output=True, timeout=60).stdout
     lines = [json.loads(line) for line in said.decode().splitlines()]
