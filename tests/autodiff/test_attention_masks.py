@@ -1,6 +1,8 @@
 """Attention with a mask, of bools or of floats that are added: who sees whom, values and gradients position by
 position, and what is refused."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -188,6 +190,29 @@ def test_products_that_only_their_scale_brings_into_float16s_range(options, cast
     assert y.ravel().tolist() == [0.5, 0.5] and of_v.ravel().tolist() == [1, 1, 0, 0] and not of_q.any()
     np.testing.assert_array_equal(of_k[0, 0], np.repeat([[-2.5], [2.5], [0], [0]], 64, 1))      # 2 · ±1/4 · 40/8
     assert mt.jvp(attend, (k[:, :, :2], k, v), (k[:, :, :2] * 0, k * 0, v))[1].ravel().tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("options", [{"sinks": np.array([1.0, -1.0])}, {"attn_mask": np.log([[1, 2, 3, 4]] * 3)},
+                                     {"dropout_p": lambda p: p * 1.0}], ids=["sinks", "bias", "dropout"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["", "compiled"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_chain_of_16_bits_is_computed_in_float32(options, dtype, compiled):
+    """Cotangents of weights are 100 · 1,000, beyond float16's range, and scores up to 50, which 11 bits would round to
+    1/32, and weights to a thirtieth: values and gradients are float64's all the same."""
+    attend = functools.partial(mt.scaled_dot_product_attention, **options)
+    attend = mt.compile(attend) if compiled else attend
+    draw, ends = random(5).standard_normal, []
+    given = [(draw(shape) * size).astype(backend.as_dtype(dtype)) for shape, size in (
+        ((1, 2, 3, 8), 8), ((1, 2, 4, 8), 2), ((1, 2, 4, 2), 1000))]
+    for kind in (backend.as_dtype(dtype), np.float64):
+        leaves = [mt.tensor(x.astype(kind), requires_grad=True) for x in given]
+        y = attend(*leaves)
+        y.backward(mt.tensor(np.full(y.shape, 100, kind)))
+        ends.append([y.dtype, *(x.numpy().astype(np.float64) for x in (y, *(leaf.grad for leaf in leaves)))])
+    (kind, *found), (_, *exact) = ends
+    assert kind == backend.as_dtype(dtype)
+    for a, b in zip(found, exact, strict=True):
+        assert np.linalg.norm(a - b) < float(backend.finfo(kind).eps) * np.linalg.norm(b)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -24,9 +24,21 @@ import math
 import operator
 
 from ... import backend
-from ...backend import check_devices, finfo, is_floating, is_short, module_of, number, result_type, whole, xp
+from ...backend import (
+    check_devices,
+    device_of,
+    finfo,
+    is_bfloat16,
+    is_floating,
+    is_short,
+    module_of,
+    number,
+    result_type,
+    whole,
+    xp,
+)
 from ..primitive import TRACED, Primitive, bind, lower, state
-from .elementwise import astype, floats, greater, mul, where
+from .elementwise import astype, floats, greater, mul, where, wide
 from .fused import softmax
 from .indexing import numbers_in
 from .linalg import matmul
@@ -266,7 +278,7 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     some queries at a time may see (2·window - 1, causal and from FEWEST on; 4·window - 3 both ways); on a GPU, without
     attn_mask, a kernel that makes them twice instead (kernels/flash_attention.py), and leaves out blocks of which
     nothing is seen. With floats as attn_mask, a dropout_p or sinks it is a chain of ordinary ops, on any device: all
-    scores are made, whatever the window, and each op keeps its own.
+    scores are made, whatever the window, and each op keeps its own; of 16 bits in float32, but for float16 on a GPU.
     """
     query, key, value = floats(query), floats(key), floats(value)
     q, k, v = query.shape, key.shape, value.shape
@@ -327,6 +339,13 @@ def banded_attention(query, key, value, band, scale=None, mask=None, documents=N
         query, scale = query * astype(scale, query.dtype), 1.0
     scale = 1 / math.sqrt(query.shape[3]) if scale is None else number(scale)
     if bias is not None or dropped is not None or sinks is not None:
+        # In float32 and rounded once, as the op itself; on a GPU float16 has products of its own.
+        short = is_short(query.dtype) and (device_of(lower(query)) == "cpu" or is_bfloat16(query.dtype))
+        if short and state.autocast is None:
+            kind = result_type(query.dtype, key.dtype, value.dtype)
+            query, key, value = map(wide, (query, key, value))
+            bias, sinks = (x if x is None else wide(x) for x in (bias, sinks))
+            return astype(_definition(query, key, value, mask, documents, band, scale, bias, dropped, sinks), kind)
         return _definition(query, key, value, mask, documents, band, scale, bias, dropped, sinks)
     return bind(_attention, (query, key, value), (mask, documents, band, scale))
 
