@@ -1,4 +1,4 @@
-"""What NumPy is spared on the host: formulas run by tiles, and choices made by bits. Both to the bit."""
+"""What NumPy is spared on the host: formulas run by tiles, choices made by bits, bounds by clip. All to the bit."""
 
 import numpy as np
 import pytest
@@ -117,3 +117,15 @@ def test_choose_by_bits_only_where_it_may(monkeypatch):
         calls.clear()
     assert condition[0].size < FEW
     assert choose(condition, x, y).size and not calls
+
+
+# ---------------------------------------------------------------- bounds
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "f2", "bfloat16", "i4"])
+def test_relu_has_the_bits_of_numpys_maximum(dtype):
+    """Of -0, NaN and infinity too, in arrays of any layout, long and short."""
+    odd = np.array([-0.0, 0.0, np.nan, -np.nan, np.inf, -np.inf, 1e-45, -1e-45]) if dtype != "i4" else np.arange(-4, 4)
+    x = np.concatenate([np.tile(odd, 800), 9 * draws(1)[0].reshape(-1)[:3600]]).astype(backend.as_dtype(dtype))
+    for case in (x, x[:50], x.reshape(100, 100)[::-1, ::2], x.reshape(100, 100).T):
+        y = mt.relu(mt.tensor(case)).numpy()
+        assert y.dtype == case.dtype and y.tobytes() == np.maximum(case, case.dtype.type(0)).tobytes()

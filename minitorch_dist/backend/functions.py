@@ -3,7 +3,7 @@
 import numpy as xp
 
 from .dtypes import is_floating
-from .passes import by_tiles, choose
+from .passes import FEW, by_tiles, choose
 from .products import in_float32
 
 # Float32: erf = tanh(x·P(x²)), within 2.6e-7. P is about artanh(erf(x))/x, with the coefficients that leave the least
@@ -30,6 +30,20 @@ def _polynomial(coefficients, x):
     return total
 
 
+def _between(x, low, high):
+    """x, at least low and at most high. (With a number, NumPy's maximum takes as long as three of its clip.)"""
+    return xp.clip(x, low, high) if x.__class__ is xp.ndarray else xp.minimum(xp.maximum(x, low), high)
+
+
+def relu(x):
+    """max(x, 0), of -0 too 0."""
+    if x.__class__ is not xp.ndarray or x.dtype.kind != "f" or x.itemsize == 2 or x.size < FEW:
+        return xp.maximum(x, 0)
+    y = _between(x, 0, xp.inf)
+    y += 0.0        # -0, which clip leaves as it is, becomes 0
+    return y
+
+
 @by_tiles
 def erf(x):
     """2/√π ∫₀ˣ exp(-t²) dt; of integers in float64."""
@@ -40,7 +54,7 @@ def erf(x):
     if x.itemsize == 2:     # the coefficients are beyond float16's range
         return in_float32(erf, x)
     if x.dtype == xp.float32:
-        y = xp.minimum(xp.maximum(x, -4.5), 4.5)
+        y = _between(x, -4.5, 4.5)
         return xp.tanh(y * _polynomial(_ERF_P, y * y))
     y = xp.minimum(xp.absolute(x), 6.0)     # beyond 6 erf is 1 to the last bit
     z = y * y

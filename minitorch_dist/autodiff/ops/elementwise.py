@@ -99,7 +99,7 @@ isnan = unary("isnan", xp.isnan, None, "Whether x is not a number")
 isfinite = unary("isfinite", xp.isfinite, None, "Whether x is neither infinite nor NaN")
 sigmoid = unary("sigmoid", _rounded_once(functions.sigmoid), (scale, lambda ans: ans - ans * ans), "1 / (1 + exp(-x))")
 # Multiplying by the mask is 15 times faster than selecting by it (np.where branches per element).
-relu = unary("relu", lambda x: xp.maximum(x, 0), (scale, lambda ans: ans > 0),
+relu = unary("relu", functions.relu, (scale, lambda ans: ans > 0),
              "max(x, 0); the derivative at 0 is taken as 0")
 erf = unary("erf", functions.erf, (scale, lambda x: 2 / math.sqrt(math.pi) * exp(-(x * x))),
             "The error function 2/√π ∫₀ˣ exp(-t²) dt; relative error below 5e-16 in float64, 2.6e-7 in float32")
