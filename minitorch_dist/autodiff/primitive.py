@@ -26,7 +26,7 @@ import threading
 from contextlib import contextmanager
 
 from .. import kernels
-from ..backend import check_devices, in_float32, is_floating, is_half, is_short, xp
+from ..backend import adds_in_float32, check_devices, in_float32, is_floating, is_half, is_short, xp
 from .traced import TRACED, Traced, lower  # noqa: F401
 
 OPS = {}      # name -> Primitive: every op there is
@@ -179,21 +179,23 @@ class Primitive:
     reads       fused ops that make their cotangents independently: {input: names of what its cotangent is made of}.
                 Default: each is made of all that pullback names
     own_sums    fused ops: it computes floats of 16 bits in float32 itself; all others are given them as float32
+    wide        fused ops: they are given as float32 on a GPU as well, where no kernel stands in for the op: squares
+                and the like may be beyond float16's range
     rules       per input: (LinearOp, residual), or nothing where there is no derivative
 
     A primitive has either rules or, if it is fused, a pullback; without a definition that cannot be
     differentiated twice, and says so. An input of a fused op may be left out by giving None.
-    On the host, forward and pullback of a fused op get floats of 16 bits as float32, and their results are rounded;
-    so does its definition, on any device, as the squares within it would be too large.
+    On the host (see own_sums, wide) forward and pullback of a fused op get floats of 16 bits as float32, and their
+    results are rounded; so does its definition, on any device.
     """
 
     __slots__ = ("name", "forward", "inputs", "rules", "needs", "pulls", "fresh", "aux", "multi",
-                 "definition", "pullback", "reads", "own_sums", "layout", "broadcasts", "differentiable", "kept",
-                 "known")
+                 "definition", "pullback", "reads", "own_sums", "wide", "layout", "broadcasts", "differentiable",
+                 "kept", "known")
 
     def __init__(self, name, forward, inputs="x", params="", *, aux=False, multi=False, broadcasts=False,
-                 definition=None, pullback=None, reads=None, own_sums=False, listed=True, **rules):
-        self.name, self.inputs, self.own_sums = name, tuple(inputs.split()), own_sums
+                 definition=None, pullback=None, reads=None, own_sums=False, wide=False, listed=True, **rules):
+        self.name, self.inputs, self.own_sums, self.wide = name, tuple(inputs.split()), own_sums, wide
         self.forward = self._bind_forward(forward) if pullback else forward
         self.aux, self.multi, self.broadcasts = aux, multi, broadcasts
         self.definition = definition if definition is None or own_sums else rounded_once(definition, len(self.inputs))
@@ -254,6 +256,8 @@ class Primitive:
             if x.__class__ is not xp.ndarray and not isinstance(x, xp.generic):     # (NumPy's sums are scalars)
                 if kernel := kernels.for_op(self.name, args):
                     return kernel.forward(*args)
+                if self.wide and adds_in_float32(x):
+                    return in_float32(forward, *args)
             elif x.itemsize == 2 and is_half(x) and not self.own_sums:
                 return in_float32(forward, *args)
             return forward(*args)
@@ -267,6 +271,9 @@ class Primitive:
         last = len(self.layout) - self.aux
         by_kernel = {}      # a kernel's Op -> the places of what its pullback asks for
 
+        def widened(ct, wanted, saved):
+            return in_float32(lambda ct, *values: pullback(ct, wanted, *values), ct, *[saved[i] for i in places])
+
         def pull(ct, wanted, saved):
             if ct.__class__ is not xp.ndarray:
                 made_by_kernel = saved[last].__class__ is kernels.Kept if self.aux else True
@@ -274,12 +281,14 @@ class Primitive:
                     if kernel not in by_kernel:
                         by_kernel[kernel] = self.places(list(inspect.signature(kernel.pullback).parameters)[2:])
                     return kernel.pullback(ct, wanted, *[saved[i] for i in by_kernel[kernel]])
+                if self.wide and adds_in_float32(ct):
+                    return widened(ct, wanted, saved)
                 if self.multi and not self.own_sums and any(part is not None and is_half(part) for part in ct.parts):
                     bundle = type(ct)
                     return in_float32(lambda parts, *values: pullback(bundle(parts), wanted, *values), ct.parts,
                                       *[saved[i] for i in places])
             elif ct.itemsize == 2 and is_half(ct) and not self.own_sums:
-                return in_float32(lambda ct, *values: pullback(ct, wanted, *values), ct, *[saved[i] for i in places])
+                return widened(ct, wanted, saved)
             return pullback(ct, wanted, *[saved[i] for i in places])
         return pull
 

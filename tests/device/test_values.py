@@ -135,14 +135,25 @@ def test_batch_norm_s_statistics_of_16_bits_are_rounded_once(dtype, step):
     np.testing.assert_allclose(var, x.var(0), rtol=3 * step)
 
 
+BETWEEN = {         # what has squares in it, and other products
+    "batch_norm": lambda x: sum(mt.batch_norm(x)[:2]), "layer_norm": lambda x: mt.layer_norm(x, 4),
+    "rms_norm": lambda x: mt.rms_norm(x, 4, mt.ones(4, dtype=x.dtype, device=x.device)),
+    "swiglu": lambda x: mt.swiglu(x * 2.0 ** -5, x * 2.0 ** -5), "prod": lambda x: mt.prod(x * 2.0 ** -8, 1, True),
+    "gelu": mt.gelu, "gelu, tanh": lambda x: mt.gelu(x, "tanh"),
+    "linear_gelu": lambda x: mt.linear_gelu(x, *(mt.tensor(w, dtype=x.dtype, device=x.device)
+                                                 for w in (np.eye(4), np.ones(4))), "tanh")}
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_batch_norm_of_16_bits_and_a_variance_beyond_float16_has_the_host_s_bits(dtype):
+@pytest.mark.parametrize("name", BETWEEN)
+def test_what_is_between_and_beyond_float16_gives_the_host_s_bits(name, dtype):
+    """Of 1,000, where no kernel stands in for the op."""
     x = (np.random.default_rng(3).standard_normal((50, 4)) * 1000).astype(backend.as_dtype(dtype))
     ends = []
     for device in ("cpu", "cuda"):
         leaf = mt.tensor(x, device=device, requires_grad=True)
-        y, mean, _ = mt.batch_norm(leaf)
-        (y * y * leaf + mean).sum().backward()
+        y = BETWEEN[name](leaf)
+        y.backward(mt.tensor(x[::-1, :y.shape[1]] * backend.as_dtype(dtype).type(1 / 64), device=device))
         ends.append([a.cpu().numpy().astype("f4") for a in (y.detach(), leaf.grad)])
     for wanted, found in zip(*ends, strict=True):
         np.testing.assert_array_equal(found, wanted)

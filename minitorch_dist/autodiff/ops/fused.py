@@ -9,6 +9,7 @@ import math
 
 from ...backend import (
     add_up,
+    adds_in_float32,
     by_tiles,
     choose,
     functions,
@@ -215,7 +216,7 @@ def _gelu_slope(ct, x, approximate, share):
     return slope
 
 
-_gelu = Primitive("gelu", _gelu_forward, "x", "approximate", aux=True,
+_gelu = Primitive("gelu", _gelu_forward, "x", "approximate", aux=True, wide=True,
                   definition=_gelu_definition, pullback=_gelu_pullback)
 
 
@@ -233,20 +234,20 @@ def _by_tanh(name, approximate):
 
 # ---------------------------------------------------------------- gelu(x Wᵀ + b)
 
-def _as_two(function, x, *args):
-    """function(x, *args), rounded to 16 bits where an op by itself would be."""
-    return in_float32(function, x, *args) if x.itemsize == 2 and is_half(x) else function(x, *args)
+def _as_two(function, x, *args, wide=is_half):
+    """function(x, *args), rounded to 16 bits where an op by itself would be: one of arrays of which `wide` is true."""
+    return in_float32(function, x, *args) if x.itemsize == 2 and wide(x) else function(x, *args)
 
 
 def _linear_gelu_forward(x, weight, bias, approximate):
     u = _as_two(linear_forward, x, weight, bias)
-    y, share = _as_two(_gelu_forward, u, approximate)
+    y, share = _as_two(_gelu_forward, u, approximate, wide=adds_in_float32)
     return y, (u, share)
 
 
 def _linear_gelu_pullback(ct, wanted, x, weight, approximate, aux):
     u, share = aux
-    ct = _as_two(_gelu_slope, ct, u, approximate, share)
+    ct = _as_two(_gelu_slope, ct, u, approximate, share, wide=adds_in_float32)
     return _as_two(lambda ct, x, weight: linear_pullback(ct, wanted, x, weight), ct, x, weight)
 
 
@@ -291,7 +292,7 @@ def _swiglu_slopes(ct, gate, up, for_gate, for_up):
     return g if for_gate else None, back
 
 
-_swiglu = Primitive("swiglu", _swiglu_forward, "gate up",
+_swiglu = Primitive("swiglu", _swiglu_forward, "gate up", wide=True,
                     pullback=_swiglu_pullback, definition=lambda gate, up: gate * sigmoid(gate) * up)
 
 

@@ -64,7 +64,7 @@ def _layer_pullback(ct, wanted, weight, n, aux):
     return gx, *_sums(ct, normal, wanted, n)
 
 
-_layer_norm = Primitive("layer_norm", _layer_forward, "x weight bias", "n eps", aux=True,
+_layer_norm = Primitive("layer_norm", _layer_forward, "x weight bias", "n eps", aux=True, wide=True,
                         definition=_layer_definition, pullback=_layer_pullback)
 
 
@@ -107,7 +107,7 @@ def _rms_pullback(ct, wanted, weight, n, aux):
     return gx, _sums(ct, normal, wanted, n)[0]
 
 
-_rms_norm = Primitive("rms_norm", _rms_forward, "x weight", "n eps", aux=True,
+_rms_norm = Primitive("rms_norm", _rms_forward, "x weight", "n eps", aux=True, wide=True,
                       definition=_rms_definition, pullback=_rms_pullback)
 
 

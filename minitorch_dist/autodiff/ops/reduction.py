@@ -127,7 +127,7 @@ def _prod_pullback(ct, wanted, x, axes):
 
 
 _prod = Primitive("prod", lambda x, axes, keepdims: x.prod(axis=axes, keepdims=keepdims), params="axes keepdims",
-                  definition=_prod_definition, pullback=_prod_pullback)
+                  wide=True, definition=_prod_definition, pullback=_prod_pullback)
 
 
 def normal_axes(axis, ndim):
