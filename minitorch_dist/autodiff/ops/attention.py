@@ -28,8 +28,10 @@ from ...backend import (
     check_devices,
     device_of,
     finfo,
+    in_float32,
     is_bfloat16,
     is_floating,
+    is_half,
     is_short,
     module_of,
     number,
@@ -37,7 +39,7 @@ from ...backend import (
     whole,
     xp,
 )
-from ..primitive import TRACED, Primitive, bind, lower, state
+from ..primitive import TRACED, Primitive, bind, lower, rounded_once, state
 from .elementwise import astype, floats, greater, mul, where, wide
 from .fused import softmax
 from .indexing import numbers_in
@@ -176,7 +178,11 @@ def _attend(q, k, v, mask, documents, band, scale):
     return backend.matmul(grouped(p, k.shape[1]), v).reshape(*q.shape[:3], v.shape[-1]), p
 
 
-def _forward(q, k, v, mask, documents, band, scale):
+def _forward(q, *args):
+    return in_float32(_made, q, *args) if q.itemsize == 2 and is_half(q) else _made(q, *args)
+
+
+def _made(q, k, v, mask, documents, band, scale):
     cut = pieces(q.shape[2], k.shape[2], band) if mask is None else []
     if not cut:
         return _attend(q, k, v, mask, documents, band, scale)
@@ -184,28 +190,40 @@ def _forward(q, k, v, mask, documents, band, scale):
     y = make.zeros((*q.shape[:3], v.shape[3]), result_type(q, k, v))
     p = make.empty((*q.shape[:3], widest), result_type(q, k))
     for rows, columns, part in cut:
-        numbers = documents and (documents[0][:, rows], documents[1][:, columns])
-        y[:, :, rows], p[:, :, rows, :columns.stop - columns.start] = _attend(
+        numbers, width = documents and (documents[0][:, rows], documents[1][:, columns]), columns.stop - columns.start
+        y[:, :, rows], p[:, :, rows, :width] = _attend(
             q[:, :, rows], k[:, :, columns], v[:, :, columns], None, numbers, part, scale)
+        p[:, :, rows, width:] = 0       # nobody reads it, but a rounding to 16 bits would warn of what is no number
     return y, p
 
 
 def _pullback(ct, wanted, q, k, v, band, scale, aux):
+    rounded = aux.itemsize == 2
+
+    def slopes(ct, q, k, v, p):
+        return _slopes(ct, wanted, q, k, v, band, scale, p, rounded)
+    return in_float32(slopes, ct, q, k, v, aux) if ct.itemsize == 2 and is_half(ct) else slopes(ct, q, k, v, aux)
+
+
+def _slopes(ct, wanted, q, k, v, band, scale, aux, rounded):
     cut = pieces(q.shape[2], k.shape[2], band) if aux.shape[3] != k.shape[2] else []
     if not cut:
-        return _attend_pullback(ct, wanted, q, k, v, scale, aux)
+        return _attend_pullback(ct, wanted, q, k, v, scale, aux, rounded)
     gs = [module_of(x).zeros_like(x) if w else None for x, w in zip((q, k, v), wanted, strict=True)]
     for rows, columns, _ in cut:
         p = aux[:, :, rows, :columns.stop - columns.start]
-        parts = _attend_pullback(ct[:, :, rows], wanted, q[:, :, rows], k[:, :, columns], v[:, :, columns], scale, p)
+        parts = _attend_pullback(ct[:, :, rows], wanted, q[:, :, rows], k[:, :, columns], v[:, :, columns], scale, p,
+                                 rounded)
         for total, at, part in zip(gs, (rows, columns, columns), parts, strict=True):
             if total is not None:
                 total[:, :, at] += part
-    return gs
+    return tuple(gs)
 
 
-def _attend_pullback(ct, wanted, q, k, v, scale, p):
+def _attend_pullback(ct, wanted, q, k, v, scale, p, rounded):
     # A masked place has p = 0, so that its score gets no cotangent: the mask itself isn't needed.
+    if rounded:     # to 16 bits: only of weights that add up to 1 is what all values have in common gone from `scores`
+        p = p / xp.maximum(backend.add_up(p, -1, True), finfo(p.dtype).tiny)
     groups = k.shape[1]
     g, p = grouped(ct, groups), grouped(p, groups)
     gq = gk = None
@@ -219,8 +237,8 @@ def _attend_pullback(ct, wanted, q, k, v, scale, p):
     return gq, gk, backend.matmul(p.swapaxes(2, 3), g) if wanted[2] else None
 
 
-_attention = Primitive("attention", _forward, "q k v", "mask documents band scale", aux=True,
-                       definition=_definition, pullback=_pullback)
+_attention = Primitive("attention", _forward, "q k v", "mask documents band scale", aux=True, own_sums=True,
+                       definition=rounded_once(_definition, 3), pullback=_pullback)
 
 
 def greatest_in(q, k, mask, documents, band, scale):
