@@ -192,16 +192,19 @@ def test_products_that_only_their_scale_brings_into_float16s_range(options, cast
     assert mt.jvp(attend, (k[:, :, :2], k, v), (k[:, :, :2] * 0, k * 0, v))[1].ravel().tolist() == [0.5, 0.5]
 
 
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"window": 40}], ids=["all", "causal", "narrow band"])
+@pytest.mark.parametrize("attend", [
+    mt.scaled_dot_product_attention, functools.partial(mt.scaled_dot_product_attention, is_causal=True),
+    functools.partial(mt.scaled_dot_product_attention, window=40), lambda q, k, v: mt.block_attention(q, k, v, 16, 3)],
+    ids=["all", "causal", "narrow band", "blocks"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_values_that_have_much_in_common_give_gradients_to_16_bits(options, dtype):
+def test_values_that_have_much_in_common_give_gradients_to_16_bits(attend, dtype):
     """Weights that are kept in 16 bits add up to 1 but for their rounding, which would be multiplied by what all values
     have in common: 40 here, beside differences of 1."""
     draw, ends = random(6).standard_normal, []
     given = [(draw((1, 2, 256, 8)) + more).astype(backend.as_dtype(dtype)) for more in (0, 0, 40)]
     for kind in (backend.as_dtype(dtype), np.float64):
         leaves = [mt.tensor(x.astype(kind), requires_grad=True) for x in given]
-        y = mt.scaled_dot_product_attention(*leaves, **options)
+        y = attend(*leaves)
         y.backward(mt.tensor(np.ones(y.shape, kind)))
         ends.append([leaf.grad.numpy().astype(np.float64) for leaf in leaves])
     for a, b in zip(*ends, strict=True):

@@ -20,8 +20,20 @@ Source: Lu et al. 2025, "MoBA: mixture of block attention for long-context LLMs"
 import math
 
 from ... import backend
-from ...backend import argsort, finfo, module_of, number, on_host, result_type, to_float32, whole, xp
-from ..primitive import Primitive, bind, lower
+from ...backend import (
+    argsort,
+    finfo,
+    in_float32,
+    is_half,
+    module_of,
+    number,
+    on_host,
+    result_type,
+    to_float32,
+    whole,
+    xp,
+)
+from ..primitive import Primitive, bind, lower, rounded_once
 from .arrange import pad
 from .attention import banded_attention, grouped, scaled_early
 from .elementwise import floats, mul, where
@@ -144,7 +156,11 @@ def _together(q, k, size, count):
     return [slice(start, start + some) for start in range(0, rows, some)]
 
 
-def _forward(q, k, v, size, count, scale):
+def _forward(q, *args):
+    return in_float32(_made, q, *args) if q.itemsize == 2 and is_half(q) else _made(q, *args)
+
+
+def _made(q, k, v, size, count, scale):
     together, shape, groups = _together(q, k, size, count), (*q.shape[:3], v.shape[3]), k.shape[1]
     q, k, v = (_apart(x, groups) for x in (q, k, v))
     y, kept = module_of(q).empty((*q.shape[:3], v.shape[3]), result_type(q, k, v)), []
@@ -156,20 +172,30 @@ def _forward(q, k, v, size, count, scale):
 
 
 def _pullback(ct, wanted, q, k, v, size, count, scale, aux):
+    rounded = bool(aux) and aux[0].itemsize == 2
+
+    def slopes(ct, q, k, v, aux):
+        return _slopes(ct, wanted, q, k, v, size, count, scale, aux, rounded)
+    return in_float32(slopes, ct, q, k, v, aux) if ct.itemsize == 2 and is_half(ct) else slopes(ct, q, k, v, aux)
+
+
+def _slopes(ct, wanted, q, k, v, size, count, scale, aux, rounded):
     together, shapes, groups = _together(q, k, size, count), (q.shape, k.shape, v.shape), k.shape[1]
     ct, q, k, v = (_apart(x, groups) for x in (ct, q, k, v))
     found = [module_of(x).empty(x.shape, result_type(ct, x)) if some else None
              for x, some in zip((q, k, v), wanted, strict=True)]
     for i, part in enumerate(together):
         for out, g in zip(found, _gradients(ct[part], wanted, q[part], k[part], v[part], size, count, scale,
-                                            aux[4 * i:4 * i + 4]), strict=True):
+                                            aux[4 * i:4 * i + 4], rounded), strict=True):
             if g is not None:
                 out[part] = g
     return tuple(g if g is None else g.reshape(shape) for g, shape in zip(found, shapes, strict=True))
 
 
-def _gradients(ct, wanted, q, k, v, size, count, scale, aux):
+def _gradients(ct, wanted, q, k, v, size, count, scale, aux, rounded):
     p, order, inverse, ends = aux
+    if rounded:     # as in attention._attend_pullback; a query sees itself at least
+        p = p / _over_pairs(backend.add_up(p, 1), order, inverse, count)[:, None]
     batch, heads, times, features = q.shape
     query, counts = order // count, _counts(ends)
     g = ct.reshape(batch * heads * times, ct.shape[3])[query]
@@ -217,8 +243,8 @@ def _definition(q, k, v, size, count, scale):
     return add_up(reshape(y, (batch, heads, times, count, v.shape[2])), 3)
 
 
-_block_attention = Primitive("block_attention", _forward, "q k v", "size count scale", aux=True, definition=_definition,
-                             pullback=_pullback)
+_block_attention = Primitive("block_attention", _forward, "q k v", "size count scale", aux=True, own_sums=True,
+                             definition=rounded_once(_definition, 3), pullback=_pullback)
 
 
 def _greatest(q, k, size, count, scale):
