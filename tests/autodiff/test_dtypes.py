@@ -145,6 +145,18 @@ def test_batch_norm_keeps_the_statistics_of_16_bits_in_float32(scale, shift, dty
         assert got.dtype == dtype and np.linalg.norm(got - exact) < tolerance * np.linalg.norm(exact)
 
 
+@pytest.mark.parametrize("form", ["none", "tanh"])
+def test_linear_gelu_of_float16_beyond_the_square_s_range_in_forward_mode(form):
+    """Of 300, whose square is 90,000, it is x itself, and of -300 0, in all derivatives."""
+    x, w, ones = np.array([[300.0], [-300.0]], np.float16), np.ones((1, 1), np.float16), np.ones((2, 1), np.float16)
+
+    def f(x):
+        return mt.linear_gelu(x, w, np.zeros(1, np.float16), form)
+    value, slope = mt.jvp(f, (x,), (ones,))
+    twice = mt.jvp(lambda x: mt.vjp(f, x)[1](ones)[0], (x,), (ones,))[1]
+    assert value.ravel().tolist() == [300, 0] and slope.ravel().tolist() == [1, 0] and not twice.any()
+
+
 def test_kinks():
     zero = np.zeros(1)
     for f in (mt.relu, mt.absolute, mt.floor, mt.sign):

@@ -254,7 +254,7 @@ def _linear_gelu_pullback(ct, wanted, x, weight, approximate, aux):
 _linear_gelu = Primitive(
     "linear_gelu", _linear_gelu_forward, "x weight bias", "approximate", aux=True, own_sums=True,
     pullback=_linear_gelu_pullback,
-    definition=lambda x, weight, bias, approximate: _gelu_definition(linear(x, weight, bias), approximate))
+    definition=lambda x, weight, bias, approximate: bind(_gelu, (linear(x, weight, bias),), (approximate,)))
 
 
 def linear_gelu(x, weight, bias=None, approximate="none"):
