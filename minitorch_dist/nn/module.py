@@ -298,9 +298,6 @@ class Module:
         What is shared may stand there under any of its names, or under several with the same values. Raises KeyError
         for missing or unknown names, ValueError for another shape or dtype, and for different values of one parameter.
         """
-        if not hasattr(state, "keys"):
-            raise TypeError(f"load_state_dict: takes {{name: array}}, got a {type(state).__name__}; a file is read "
-                            "before: .npz by dict(np.load(path)), a checkpoint by checkpoints.load(path, model)")
         missing, unexpected = (), ()
         if not strict:
             state, missing, unexpected = self._known(state)
@@ -326,7 +323,7 @@ class Module:
         """({name: this module's array}, {name: the state's}) if the state fits; load_state_dict's errors if not.
         shapes: {name: shape of the state's} where that isn't this module's."""
         targets = {name: _array(value) for name, value in (*self.named_parameters(), *self.named_buffers())}
-        state = state if state.keys() == targets.keys() else self._by_first_names(state)
+        state = state if getattr(state, "keys", tuple)() == targets.keys() else self._by_first_names(state)
         if missing := sorted(set(targets) - set(state)):
             raise KeyError(f"load_state_dict: no values for {missing}; to keep this model's: strict=False")
         if unknown := sorted(set(state) - set(targets)):
@@ -343,7 +340,10 @@ class Module:
         return targets, values
 
     def _by_first_names(self, state):
-        """The state with what is shared under its first name alone."""
+        """The state with what is shared under its first name alone. TypeError for what has no names."""
+        if not hasattr(state, "keys"):
+            raise TypeError(f"load_state_dict: takes {{name: array}}, got a {type(state).__name__}; a file is read "
+                            "before: .npz by dict(np.load(path)), a checkpoint by checkpoints.load(path, model)")
         first, names, found = {}, {}, dict(state)
         for table in ("_parameters", "_buffers"):
             for name, value in self._named(table, remove_duplicate=False):

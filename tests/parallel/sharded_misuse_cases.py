@@ -86,6 +86,7 @@ def refused():
     attempt("names", lambda: model.load_state_dict(net()[0].state_dict() if world.rank == 0 else None))
     attempt("lists", lambda: model.load_state_dict(
         {name: value.tolist() for name, value in net().state_dict().items()} if world.rank == 0 else None))
+    attempt("no names", lambda: model.load_state_dict([1] if world.rank == 0 else None))
     adam = optim.Adam(model.parameters())
     small = optim.Adam(net()[0].parameters())
     attempt("optimizer state", lambda: load_full_optimizer_state_dict(
