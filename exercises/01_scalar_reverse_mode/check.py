@@ -136,6 +136,9 @@ class Order(Check):
                "argument (it is made once, for all calls), a global name, or the nodes themselves",
                lambda case, got: got["order"] == got["again"]),
         demand("the result isn't a list of nodes", lambda case, got: all(isinstance(n, int) for n in got["order"])),
+        demand("the nodes without parents are missing: root was computed from them too, and for them gradients "
+               "are wanted", lambda case, got: len(case["parents"]) == 1 or any(not case["parents"][name]
+                                                                                for name in got["order"])),
         demand("root itself is missing from the list",
                lambda case, got: len(case["parents"]) - 1 in got["order"]),
         demand("a node is there more than once: two paths lead to it, and it would pass its gradient on twice",
@@ -205,10 +208,11 @@ def reverse(case, root, order, grads, add=True, upstream="grad", first_parent=Fa
     """The learner's loop with one thing wrong, in the learner's order. grads: what was there before."""
     values, parents, slopes = evaluate(case)
     for node in {"all": order, "root": [root], "none": [], "leaves": [i for i in order if not parents[i]],
-                 "others": [i for i in order if parents[i]], "walk": [root]}[clear]:
+                 "others": [i for i in order if parents[i]], "walk": [root],
+                 "below": [i for i in order if i != root]}[clear]:
         grads[node] = 0.0
     begin = 1.0 if begin_at_1 else values[root]
-    grads[root] = grads[root] + begin if clear in ("all", "root", "none", "walk") else begin
+    grads[root] = grads[root] + begin if clear in ("all", "root", "none", "walk", "below") else begin
     for node in order[::-1] if backwards else order:
         if stop and grads[node] == 0:
             break
@@ -287,6 +291,8 @@ class Backward(Check):
              like(clear="none")),
         when("stale gradients: root begins at 1 again, but the other nodes still hold the last call's",
              like(clear="root")),
+        when("stale gradients: root's own .grad isn't set to 0 before 1 is added, and holds the last call's",
+             like(clear="below")),
         *[when("stale gradients: a later call finds the last one's, for not all are set to 0 before it. Leaves and "
                "the nodes between them and root need it alike", like(clear=which)) for which in ("leaves", "others")],
         when("a node that is twice the parent of one other, as in b·b, is handed one number only: a dict or a set of "

@@ -22,6 +22,9 @@ def slope(made, node, above=()):
     over all ways."""
     if made is node:
         return 1.0
+    for local in made.local:
+        if callable(local):
+            raise TypeError("a local derivative is a function; it is a number, known when the operation runs")
     if len(made.parents) != len(made.local):
         raise ValueError(f"{len(made.parents)} parents, but {len(made.local)} local derivatives: one for each parent")
     return sum(local * slope(parent, node, (*above, made))
@@ -34,6 +37,9 @@ def Value(learner, inputs, run):     # noqa: N802, the name of the exercise's ob
     values, local = {}, {}
     for text, expression in EXPRESSIONS.items():
         made = expression(a, b, inputs["n"])
+        if not isinstance(made, learner):
+            kind = "None (is there a return?)" if made is None else f"a {type(made).__name__}"
+            raise TypeError(f"{text} is a Value: yours is {kind}")
         values[text] = made.data
         local[text] = {name: slope(made, node) for name, node in (("a", a), ("b", b))
                        if name in text.replace("tanh", "")}
@@ -41,26 +47,35 @@ def Value(learner, inputs, run):     # noqa: N802, the name of the exercise's ob
 
 
 class Node:
-    """A node of a graph, without a number."""
+    """A node of a graph, without a number. Into `limits` goes Python's limit of recursion whenever its parents are
+    read."""
 
-    def __init__(self, name, parents):
-        self.name, self.parents = name, tuple(parents)
+    def __init__(self, name, parents, limits):
+        self.name, self.found, self.limits = name, tuple(parents), limits
+
+    @property
+    def parents(self):
+        self.limits.add(sys.getrecursionlimit())
+        return self.found
+
+    @parents.setter
+    def parents(self, others):
+        self.found = others
 
 
 def order(learner, inputs, run):
     """The names of the nodes in the orders that two calls returned, whether these are lists or the like, whether
-    Python's limit of recursion was raised, and the numbers of every node's parents afterwards.
+    Python's limit of recursion was raised for a while or for good, and the numbers of every node's parents afterwards.
 
     parents[i]: the numbers of node i's parents
     """
-    nodes = []
+    nodes, limit, limits = [], sys.getrecursionlimit(), set()
     for name, parents in enumerate(inputs["parents"]):
-        nodes.append(Node(name, (nodes[i] for i in parents)))
-    limit = sys.getrecursionlimit()
+        nodes.append(Node(name, (nodes[i] for i in parents), limits))
     orders = [learner(nodes[-1]) for _ in range(2)]
     first, again = ([getattr(node, "name", repr(node)) for node in found] for found in orders)
     return {"order": first, "again": again, "listed": all(isinstance(found, Sequence) for found in orders),
-            "deeper": sys.getrecursionlimit() > limit,
+            "deeper": max({sys.getrecursionlimit()} | limits) > limit,
             "graph": [[parent.name for parent in node.parents] for node in nodes]}
 
 
