@@ -6,7 +6,7 @@ import numpy as np
 
 from exercises.frame import Check, demand, gives, when
 
-from .levels import TEXTS, nested
+from .levels import TEXTS, nested, to_some_digits
 from .rules import NAMES, TINY, Step, with_rules
 
 # ---------------------------------------------------------------- 02.1
@@ -69,6 +69,8 @@ class Dual(Check):
         gives("a power with a negative base is nan: the logarithm of the base is needed only where the exponent "
               "changes; in n ** 3 it is log of a negative number, and nan times 0 is nan",
               with_rules(pow=lambda a, da, b, db, out: b * a ** (b - 1) * da + out * np.log(a) * db)),
+        gives("with a number on the left the tangent is lost: 3 + x changes as fast as x + 3 does, and 3 · x as x · 3",
+              with_rules(left=lambda tangent: 0.0)),
         gives("3 - x keeps the tangent of x: it falls as fast as x grows, so the sign turns", rsub_unturned),
         gives("3 - x gives x - 3: subtraction doesn't commute, so __rsub__(self, other) is other - self",
               with_rules(swapped=("sub",))),
@@ -147,7 +149,11 @@ class Dual(Check):
               with_rules(less=lambda a, da, b, db: (a, da) < (b, db))),
         gives("< and > compare the tangents: a branch is chosen by the values, as with plain numbers",
               with_rules(less=lambda a, da, b, db: da < db)),
+        gives("> holds for equal values: x > e must be False where both have the same value",
+              with_rules(greater=lambda a, b: a >= b)),
         gives("< holds for equal values: x < e must be False where both have the same value",
+              with_rules(less=lambda a, da, b, db: a <= b, greater=lambda a, b: a > b)),
+        gives("< and > hold for equal values: x < e must be False where both have the same value",
               with_rules(less=lambda a, da, b, db: a <= b)),
     ]
 
@@ -374,6 +380,8 @@ class Derivative(Check):
               "value may be a Dual: call exp on it, not math.exp", nested(lowered="exp")),
         gives("parts lets a lower level's tangent go: a Dual of another level is a constant to this one, but as a "
               "whole, with what it carries for the derivatives around", nested(lowered="parts")),
+        when("a derivative is right to some digits only, as a difference quotient is, (f(x + h) − f(x − h)) / 2h. "
+             "The tangent is right to all of them", to_some_digits),
         when("derivative gives the value of f and not its tangent: of the two parts it is the second", like(part=0)),
         when("the product's tangent has a third term, ȧ·ḃ: that is the one with ε·ε, which is 0", like(product="all")),
         *[when("of the product rule ȧ·b + a·ḃ only one half is there", like(product=half))

@@ -28,8 +28,9 @@ RULES = {
     "mul": lambda a, da, b, db, out: da * b + a * db, "div": lambda a, da, b, db, out: (da - out * db) / b,
     "pow": lambda a, da, b, db, out: b * a ** (b - 1) * da + (out * np.log(a) * db if db else 0.0),
     "neg": lambda a, da, out: -da, "exp": lambda a, da, out: out * da, "tanh": lambda a, da, out: (1 - out * out) * da,
-    "swapped": (), "less": lambda a, da, b, db: a < b,
-}
+    "swapped": (), "left": None, "less": lambda a, da, b, db: a < b, "greater": None,
+}     # swapped: ops that take a number on the left for one on the right; left: the tangent of what has one, if another
+#       than the op's; greater: if another than less with its sides exchanged
 VALUES = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b,
           "pow": lambda a, b: a ** b}
 
@@ -53,15 +54,19 @@ def numbers(rules):
 
         def __gt__(self, other):
             other = number(other)
+            if rules["greater"]:
+                return rules["greater"](self.value, other.value)
             return rules["less"](other.value, other.tangent, self.value, self.tangent)
 
     def number(x):
         return x if isinstance(x, Number) else Number(x, 0.0)
 
     def operator(op, x, y):
+        left = rules["left"] and not isinstance(x, Number)
         x, y = number(x), number(y)
         out = VALUES[op](x.value, y.value)
-        return Number(out, rules[op](x.value, x.tangent, y.value, y.tangent, out))
+        return Number(out, rules["left"](y.tangent) if left
+                      else rules[op](x.value, x.tangent, y.value, y.tangent, out))
 
     for op, method in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("div", "truediv"), ("pow", "pow")):
         setattr(Number, f"__{method}__", lambda x, y, op=op: operator(op, x, y))
