@@ -222,6 +222,8 @@ class Rules(Check):
                  rule("max", lambda case, g: spread(case, g) * formulas.shares(winners(case, abs(case["x"])), case))),
         computes("max: without keepdims=True the maxima are compared with x along other axes, or not at all",
                  rule("max", formulas.maxima_unexpanded)),
+        computes("max: x.max() without an axis is the largest of all, which most rows or columns don't hold: each "
+                 "has a maximum of its own, along the axis", rule("max", formulas.maxima_of_all)),
         computes("max: every element gets the gradient, but only the largest one has moved the result",
                  rule("max", spread)),
         computes("places that come several times in the index keep only the last gradient: out[index] = … writes over, "

@@ -20,7 +20,8 @@ def attempt(function, names, run):
     if len(names) == 1:
         out = (out,)
     if not isinstance(out, (tuple, list)) or len(out) != len(names):
-        return dict.fromkeys(names, out)
+        kind = f"a {type(out).__name__}" + f" of {len(out)}" * isinstance(out, (tuple, list))
+        raise TypeError(f"the answer returns {len(names)} arrays, {' and '.join(names)}: yours is {kind}")
     return dict(zip(names, out, strict=True))
 
 
@@ -71,6 +72,19 @@ def counted_pulls(tensors):
     return pulls
 
 
+def check_parents(root):
+    """TypeError where a Tensor's parents are no tuple: who walks them takes the elements of a Tensor for parents."""
+    seen, stack = {root}, [root]
+    while stack:
+        tensor = stack.pop()
+        if not isinstance(tensor.parents, (tuple, list)):
+            kind = type(tensor.parents).__name__
+            raise TypeError(f"the parents of a Tensor are a {kind}, not a tuple: of one it is (self,), with the comma")
+        new = [parent for parent in tensor.parents if parent not in seen]
+        seen.update(new)
+        stack += new
+
+
 def Tensor(learner, inputs, run):
     """A program on Tensors, and backward twice: the second time with another gradient."""
     undo = run.earlier["unbroadcast"]
@@ -82,6 +96,7 @@ def Tensor(learner, inputs, run):
     gradient = None if inputs["gradient"] is None else inputs["gradient"].copy()
     second = inputs["second"].copy()
     out = eval(inputs["program"], names | leaves)
+    check_parents(out)
     found = {"value": out.data, "shared": False, "by ways": False}
     pulls = counted_pulls(run.earlier["order"](out))
     for name, handed in (("once", gradient), ("twice", second)):

@@ -146,6 +146,11 @@ def maxima_unexpanded(case, g):
         return spread(case, g) * shares(mask, case)
 
 
+def maxima_of_all(case, g):
+    with np.errstate(invalid="ignore"):      # where none was found
+        return spread(case, g) * shares(case["x"] == case["x"].max(), case)
+
+
 def winners(case, x=None):
     """A mask of the maxima of x, by default the case's own."""
     x = case["x"] if x is None else x
