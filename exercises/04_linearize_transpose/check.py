@@ -333,6 +333,9 @@ class Grad(Check):
     tolerance = 1e-10
     signatures = [
         when("pull gives fewer arrays than there are inputs: Jᵀu is a list, one array per input", shorter("pulled")),
+        when("pull gives the cotangent of the first input alone: Jᵀu is a list, one array per input",
+             lambda case, got: all(matches([got["pulled"][t]], cotangents_of(t, case, us[0])[:1])
+                                    for t, us in case["vectors"].items())),
         when("grad gives the gradient of the first input alone: a list, with one array per input",
              lambda case, got: all(matches([got["gradient"][t]], cotangents_of(t, case, 1.0)[:1])
                                     for t in case["numbers"])),

@@ -113,6 +113,8 @@ def grad(learner, inputs, run):
     for text, cts in inputs["vectors"].items():
         calls = []
         y, pull = run.module.vjp(function(text, inputs["constants"], calls), inputs["xs"], linearized, transposed)
+        if not callable(pull):
+            raise TypeError(f"vjp returns (y, pull), in this order; yours has a {type(pull).__name__} for pull")
         found["value"][text] = y
         found["pulled"][text], found["again"][text] = pull(cts[0]), pull(cts[1])
         pulls.append((pull, text, cts[0]))

@@ -105,8 +105,9 @@ def program_cases(rng):
     through = {"shapes": [(3,), (2,), (5,)], "outputs": [1, 0, 3, 1, 5, 6, 7], "equations": [
         ["neg", [0], None], ["scale", [2], number(rng, 5)], ["zero", [], (2,)],
         ["matvec", [4], number(rng, (2, 5))], ["zero", [], ()]]}
-    spread = {"shapes": [(3,), ()], "outputs": [4, 5], "equations": [
-        ["sum", [0], None], ["spread", [1], 6], ["spread", [2], 5], ["scale", [3], number(rng, 6)]]}
+    spread = {"shapes": [(3,), ()], "outputs": [4, 5, 6], "equations": [      # who spreads into a list adds lists
+        ["sum", [0], None], ["spread", [1], 6], ["spread", [2], 5], ["scale", [3], number(rng, 6)],
+        ["add", [4, 4], None]]}
     programs = [network, fan, doubled, through, spread, *(random_program(rng, n, m, 14) for n, m in ((3, 5), (4, 2)))]
     for data in programs:
         shapes = shapes_of(data)
