@@ -61,6 +61,10 @@ def added_to_earlier(case):
 class LinearLayer(Check):
     exercise = "05.1"
     signatures = [
+        when("weight or bias has other numbers after the calls than before: backward finds gradients, and the "
+             "optimizer alone moves the parameters", lambda case, got: not all(
+                 np.allclose(got[f"{name}_after"], case[name] + case[update])
+                 for name, update in (("weight", "update"), ("bias", "bias_update")))),
         gives("the cotangent is ignored: these are the gradients of Σ y, with ones in place of dy",
               lambda case: linear(case, dy=np.ones_like(case["dy"]))),
         gives("the gradients by weight and bias are divided by the number of rows: whoever made dy has decided about "
@@ -129,6 +133,9 @@ class CrossEntropy(Check):
              "subtracted from all logits of a row: subtract the row's largest", broken_rows(lambda logits: 0.0)),
         when("one number is subtracted from all rows, the largest of all logits: rows that lie far below it become "
              "exp(−1000) = 0, and 0 / 0 is nan. Each row needs its own largest", broken_rows(np.max)),
+        when("the largest magnitude of each row is subtracted, not the largest logit: where that magnitude is that of "
+             "−1000, exp(−2000) is 0, and 0 / 0 nan",
+             broken_rows(lambda logits: abs(logits).max(axis=1, keepdims=True))),
         gives("the maximum is taken over the wrong axis, per class instead of per row: subtracting a different number "
               "from each logit of a row is another softmax",
               lambda case: shifted_by(case, case["logits"].max(axis=0)) if len(case["labels"]) else entropy(case)),
@@ -145,6 +152,8 @@ class CrossEntropy(Check):
         gives(mean_not_sum, lambda case: scaled(case, 1 / count(case)) if len(case["labels"]) else {"loss": np.nan}),
         gives("divided by the number of rows twice, and asked for is a sum: not once",
               lambda case: scaled(case, 1 / count(case) ** 2)),
+        gives("loss and gradient are returned in the wrong order: (loss, gradient)",
+              lambda case: dict(zip(("gradient", "loss"), entropy(case).values(), strict=True))),
         gives("1 is added at the label of each row; it must be subtracted",
               lambda case: {"gradient": probabilities(case) + one_hot(case)}),
         gives("the gradient is the softmax alone: at the label of each row 1 must be subtracted",
@@ -187,6 +196,8 @@ SHAPES = [(4, 3), (5,), (4, 3), (2, 1, 3), ()]
 
 NOT_IN_PLACE = ("the parameters haven't moved: p = p − … gives the name p to a new array, and replacing an element of "
                 "the list leaves the model's own array as it was; p -= … writes into it")
+OF_A_COPY = ("parameters with several axes haven't moved: p.ravel() and p.reshape(-1) of an array that lies by "
+             "columns, as these do, are copies of it. Write into p itself, p -= …")
 LR_FIXED = ("the lr that step is given is ignored: the optimizer goes on with the one from its construction, and a "
             "schedule would have no effect")
 LR_OF_0 = ("an lr of 0 is taken for none: `lr or self.lr` asks whether lr is true, and 0 isn't. A schedule that begins "
@@ -222,6 +233,7 @@ class Momentum(Check):
     exercise = "05.3"
     signatures = [
         gives("only the first parameter moves: the loop ends, or returns, too early", optimizers.first_moves),
+        gives(OF_A_COPY, lambda case: optimizers.ravelled(case, sgd)),
         gives(NOT_IN_PLACE, optimizers.unmoved),
         gives(LR_FIXED, lambda case: sgd(case, lrs=optimizers.fixed)),
         gives(LR_KEPT, lambda case: sgd(case, lrs=optimizers.kept)),
@@ -277,6 +289,7 @@ def training(case):
 class AdamAndAdamW(Check):
     exercise = "05.4"
     signatures = [
+        gives(OF_A_COPY, lambda case: optimizers.ravelled(case, adam)),
         gives(NOT_IN_PLACE, optimizers.unmoved),
         gives(NOT_IN_PLACE + ". Only the decay was written there", optimizers.only_decayed),
         when("with settings that are given every step is right, and without isn't: the defaults are lr=1e-3, "
@@ -291,6 +304,10 @@ class AdamAndAdamW(Check):
         gives("v is corrected for its bias, m is not", lambda case: adam(case, correct=(False, True))),
         gives("eps is under the root, √(v̂ + eps): of eps = 1e-8 that makes 1e-4, and small gradients hardly move "
               "anything; it stands beside the root, √v̂ + eps", lambda case: adam(case, inside=True)),
+        gives("eps is 1e-8, whatever is given",
+              lambda case: adam(case | {"settings": case["settings"] | {"eps": 1e-8}})),
+        gives("betas are (0.9, 0.999), whatever is given",
+              lambda case: adam(case | {"settings": case["settings"] | {"betas": [0.9, 0.999]}})),
         gives("eps is missing: it keeps the denominator from 0",
               lambda case: adam(case | {"settings": case["settings"] | {"eps": 0.0}})),
         gives("the root is missing: m̂ is divided by √v̂ + eps", lambda case: adam(case, rooted=np.abs)),

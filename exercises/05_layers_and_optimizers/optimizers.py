@@ -38,6 +38,13 @@ def only_decayed(case):
     return moved(case, lambda i, t, p, g, lr: p * (1 - lr * wd))
 
 
+def ravelled(case, right):
+    """Where only what has one axis or none moves: the flat form of the others, which lie by columns, is a copy. Decay
+    may be written into these."""
+    return {"parameters": [moves if p.ndim < 2 else stays for p, moves, stays in zip(
+        case["parameters"], right(case)["parameters"], only_decayed(case)["parameters"], strict=True)]}
+
+
 def moved(case, update, lrs=rates):
     """{"parameters": each one's values after every step}. update(i, t, p, g, lr) -> the new p; t counts from 1."""
     found = []

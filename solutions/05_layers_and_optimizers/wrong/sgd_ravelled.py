@@ -1,4 +1,4 @@
-# 05.3: the parameters haven't moved
+# 05.3: p.ravel() and p.reshape(-1) of an array that lies by columns
 import numpy as np
 
 
