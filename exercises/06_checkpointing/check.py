@@ -185,18 +185,39 @@ def from_the_last_input(case):
     return found
 
 
+def gone_back(order=-1, saved="input"):
+    """What comes out if every segment goes back through its layers in this order, with what is saved, an "input", an
+    "output" or the segment's "first" input, for each one's input."""
+    def outputs(case):
+        rng, size = generator(case), case["size"]
+        found = dropout_steps(case) | {"ct_x": [], "grads": [np.zeros_like(w) for w in case["weights"]]}
+        for x, ct in zip(case["xs"], case["cts"], strict=True):
+            steps, first = [], x
+            for i, w in enumerate(case["weights"]):
+                first, mask = x if i % size == 0 else first, (rng.random(len(w)) < 0.75) / 0.75
+                y = mask * np.tanh(w @ x)
+                steps.append((i, mask, {"input": x, "output": y, "first": first}[saved]))
+                x = y
+            for start in reversed(range(0, len(steps), size)):
+                for i, mask, x in steps[start:start + size][::order]:
+                    through = ct * mask * (1 - np.tanh(case["weights"][i] @ x) ** 2)
+                    found["grads"][i] += np.outer(through, x)
+                    ct = through @ case["weights"][i]
+            found["ct_x"].append(ct)
+        return found
+    return outputs
+
+
 def outputs_right(case, got):
     return all(np.allclose(a, b) for a, b in zip(got["y"], dropout_steps(case)["y"], strict=True))
 
 
+def first_output_right(case, got):
+    return np.allclose(got["y"][0], dropout_steps(case)["y"][0])
+
+
 def first_step_right(case, got):
-    return np.allclose(got["y"][0], dropout_steps(case)["y"][0]) \
-        and np.allclose(got["ct_x"][0], dropout_steps(case)["ct_x"][0])
-
-
-def other_masks(case, got):
-    right = dropout_steps(case)
-    return np.allclose(got["y"][0], right["y"][0]) and not np.allclose(got["ct_x"][0], right["ct_x"][0])
+    return first_output_right(case, got) and np.allclose(got["ct_x"][0], dropout_steps(case)["ct_x"][0])
 
 
 def only_next_wrong(case, got):
@@ -209,17 +230,28 @@ class SegmentCheck(Check):
     signatures = [
         gives("backward computes again from the x of another segment: what forward keeps is kept for all segments, in "
               "the class or in a global name. Keep it on self", from_the_last_input),
+        gives("a segment goes back through its layers from the first to the last: backward begins with the last one",
+              gone_back(order=1)),
+        gives("a layer goes back with its own output where it needs its input: (x, mask) is what belongs to it, and y "
+              "to the next one", gone_back(saved="output")),
+        gives("computed again, every layer of a segment gets the segment's x: it needs the output of the one before",
+              gone_back(saved="first")),
         when("the gradients are right, but the generator isn't where it was before backward: whoever draws next gets "
              "numbers that were used already, or skips some", only_next_wrong),
         when("the first step is right, and then the generator is not where it should be: backward must leave rng as it "
-             "found it, or the next step's masks are others", first_step_right),
+             "found it, or the next step's masks are others",
+             lambda case, got: first_step_right(case, got) and not outputs_right(case, got)),
         when("forward is right, and backward differentiates another function: computed again, the layers drew other "
-             "masks. Set rng back to the state that it had before this segment's first layer", other_masks),
+             "masks. Set rng back to the state that it had before this segment's first layer",
+             lambda case, got: first_output_right(case, got) and not got["same masks"][0]),
         when("forward is right, and backward isn't: rng must go back to the state that it had before the first layer "
-             "of this very segment, in its last forward", lambda case, got: np.allclose(
-                 got["y"][0], dropout_steps(case)["y"][0])),
+             "of this very segment, in its last forward",
+             lambda case, got: first_output_right(case, got) and not all(got["same masks"])),
+        when("forward is right, and the masks are the same in backward, but what comes back isn't: from the last layer "
+             "to the first, each goes back with its own input and mask, and with what the one behind it has given",
+             first_output_right),
         when("forward doesn't draw its masks from rng as it stands: the output itself is another one",
-             lambda case, got: not np.allclose(got["y"][0], dropout_steps(case)["y"][0])),
+             lambda case, got: not first_output_right(case, got)),
     ]
     demands = [
         demand("right, but masks or inputs are kept from forward to backward: keep x and the generator's state, and "

@@ -65,12 +65,13 @@ class DropoutLayer:
     """y = mask · tanh(W x), each unit kept with probability ¾ and divided by it."""
 
     def __init__(self, weight, watched):
-        self.weight, self.watched, self.forwards = weight, watched, 0
+        self.weight, self.watched, self.forwards, self.drawn = weight, watched, 0, []
         self.grad = np.zeros_like(weight)
 
     def forward(self, x, rng):
         self.forwards += 1
         mask = self.watched.array((rng.random(len(self.weight)) < 0.75) / 0.75)
+        self.drawn.append(mask.copy())
         return self.watched.array(mask * np.tanh(self.weight @ x)), mask
 
     def backward(self, x, mask, ct):
@@ -86,7 +87,7 @@ def Segment(learner, inputs, run):
     layers = [DropoutLayer(w, watched) for w in inputs["weights"]]
     size = inputs["size"]
     segments = [learner(layers[i:i + size], rng) for i in range(0, len(layers), size)]
-    found = {"y": [], "ct_x": [], "kept": []}
+    found = {"y": [], "ct_x": [], "kept": [], "same masks": []}
     for x, ct in zip(inputs["xs"], inputs["cts"], strict=True):
         for segment in segments:
             x = segment.forward(x)
@@ -95,6 +96,9 @@ def Segment(learner, inputs, run):
         for segment in reversed(segments):
             ct = segment.backward(ct)
         found["ct_x"].append(ct)
+        found["same masks"].append(all((mask == layer.drawn[0]).all() for layer in layers for mask in layer.drawn))
+        for layer in layers:
+            layer.drawn.clear()
     return found | {"grads": [layer.grad for layer in layers], "next": float(rng.random()), "xs": inputs["xs"],
                     "cts": inputs["cts"], "forwards": [layer.forwards for layer in layers]}
 
