@@ -267,7 +267,8 @@ def test_the_command_draws(capsys):
     assert main(["pipeline", "1f1b", "--ranks", "3", "--micro-batches", "2", "--slices", "4"]) == 0
     said = capsys.readouterr().out
     assert drawn(one_forward_one_backward(3, 2, 4)) in said and "20.0 %" in said and "Slices whose" in said
-    assert "would take 4 times as long" in said and "at once: 6, 5, 4." in said
+    assert " 0.1 " in said and "0.1 is slice 1 of micro-batch 0; a micro-batch, whole, would take 4 times" in said
+    assert "at once: 6, 5, 4." in said
     for more, words in (
             (["interleaved"], "2 ranks must divide the 3 micro-batches\n"),
             (["interleaved", "--slices", "5"], "micro-batches, or their 15 slices\n"),

@@ -68,7 +68,7 @@ def _told(played, placement, both, slices):
     lines = ["F: a forward; I: the gradient of a stage's input; W: those of its weights. Each takes a cell." if cut else
              "A backward takes two cells, a forward one."]
     if slices > 1:
-        lines.append(f"3.2 is slice 2 of micro-batch 3; a micro-batch, whole, would take {slices} times as long.")
+        lines.append(f"0.1 is slice 1 of micro-batch 0; a micro-batch, whole, would take {slices} times as long.")
     if halves:
         lines.append(f"Stages by rank: {'; '.join(', '.join(map(str, row)) for row in placement)}. Large letters are "
                      "of the first ones.")
