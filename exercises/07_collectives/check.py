@@ -19,8 +19,10 @@ def all_waited_for(case, got):
     return all(call["end"] is not None for rank in got for call in rank.calls)
 
 
-waited = demand("a posted message is never waited for: MPI may still be reading from the array when you change it; "
-                "call wait() on what isend or irecv returned", all_waited_for)
+NEVER_WAITED = ("a posted message is never waited for: MPI may still be reading from the array when you change it, or "
+                "hasn't written into it yet; call wait() on what isend or irecv returned")
+waited = demand(NEVER_WAITED, all_waited_for)
+not_waited = when(NEVER_WAITED, lambda case, got: not all_waited_for(case, got))
 
 
 # ---------------------------------------------------------------- 07.1
@@ -47,6 +49,7 @@ def overwritten_before_sending(case, got):
 class Exchange(Check):
     exercise = "07.1"
     signatures = [
+        not_waited,
         when("with outgoing and incoming one array, the message that arrives is written over the one that is still "
              "being sent: isend returns before the array has been read. Send a copy", overlaps),
         when("with outgoing and incoming one array, a rank that receives first has overwritten what it was still to "
@@ -98,6 +101,7 @@ class Broadcast(Check):
     exercise = "07.2"
     same_bits = ("x",)
     signatures = [
+        not_waited,
         gives("every rank has rank 0's array; rank src's was asked for, and src isn't always 0",
               lambda case: [{"x": case[0]["x"]}] * len(case)),
         when("the data doesn't reach all ranks: some still have what they had before", unreached),
@@ -203,9 +207,11 @@ class AllReduce(Check):
     exercise = "07.3"
     same_bits = ("x",)
     signatures = [
+        not_waited,
         when("only rank 0 has the sum: it must come back to the others", rank_0_only),
-        when("the result is the array of one rank: what was received has overwritten what was there (add it), or the "
-             "broadcast comes from a rank that hasn't the sum", one_of_them),
+        when("the result is the array of one rank: what was received has overwritten what was there (add it), or was "
+             "added in an array of its own that isn't x, or the broadcast comes from a rank that hasn't the sum",
+             one_of_them),
         gives("the message is received into x itself, and overwrites what it is to be added to: it needs an array of "
               "its own, np.empty_like(x)", up_the_tree(lambda own, received: 2 * received)),
         gives("the broadcast comes after each step: it overwrites sums that haven't been added yet. Once, when rank 0 "
@@ -319,10 +325,17 @@ def each_part_once(case, got):
     return len(found) == len(set(found))
 
 
+def no_way_back(case, got):
+    """Whether no rank sends as many parts as there are ranks, where parts are long. Of two, one may send both."""
+    senders = [m.src for m in messages(got) if m.bytes > 1000]
+    return len(case) == 2 or all(senders.count(rank) < len(case) for rank in range(len(case)))
+
+
 class AllGather(Check):
     exercise = "07.4"
     tolerance = 0.0
     signatures = [
+        not_waited,
         when("the others' parts are right, but each rank's own is missing from its list", own_missing),
         gives("every rank has its left neighbour's part again and again: after the first step hand on what has "
               "arrived, not your own part", left_neighbour_again),
@@ -345,6 +358,8 @@ class AllGather(Check):
         demand("right, but one rank sends everything to everybody and the others wait for it: in a ring no rank sends "
                "a part more than once",
                lambda case, got: max(bytes_sent(got)) <= sum(rank["x"].nbytes for rank in case) + 16 * 4 * len(case)),
+        demand(lambda case: f"right, but each part goes all the way round, back to its owner: after {len(case) - 1} "
+                            "steps everybody has everything", no_way_back),
         demand("right, but more bytes travel than the parts have: are they filled up to one length? Each is to be sent "
                "as long as it is", lambda case, got: len(case) == 2 or sum(bytes_sent(got)) <= (len(case) - 1) * (
                    sum(rank["x"].nbytes for rank in case) + 32 * len(case))),

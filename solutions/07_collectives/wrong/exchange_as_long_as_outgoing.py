@@ -1,4 +1,4 @@
-# 07.1: got more than 0 bytes for an array of 0
+# 07.1: send and recv must name arrays of one shape and dtype
 import numpy as np
 
 
