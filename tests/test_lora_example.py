@@ -14,7 +14,7 @@ from tests import crews
 
 PROGRAM = Path(__file__).parents[1] / "examples" / "lora.py"
 SMALL = {"length": 8, "layers": 1, "heads": 2, "dim": 32, "kv_heads": None, "positions": "learned", "norm": "layer",
-         "window": [3, None], "qk_norm": True}
+         "window": [3, None], "qk_norm": True, "gated": False}
 FACTS = SMALL | {"family": "gpt", "hidden": None, "predict": 1}
 MATRICES = [(96, 32), (32, 32), (128, 32), (32, 128)]       # (out, in) of a block
 
