@@ -28,10 +28,8 @@ from ...backend import (
     check_devices,
     device_of,
     finfo,
-    in_float32,
     is_bfloat16,
     is_floating,
-    is_half,
     is_short,
     module_of,
     number,
@@ -41,7 +39,7 @@ from ...backend import (
 )
 from ..primitive import TRACED, Primitive, bind, lower, rounded_once, state
 from .elementwise import astype, floats, greater, mul, where, wide
-from .fused import softmax
+from .fused import as_op, softmax
 from .indexing import numbers_in
 from .linalg import matmul
 from .random import dropout
@@ -179,7 +177,7 @@ def _attend(q, k, v, mask, documents, band, scale):
 
 
 def _forward(q, *args):
-    return in_float32(_made, q, *args) if q.itemsize == 2 and is_half(q) else _made(q, *args)
+    return as_op(_made, q, *args)
 
 
 def _made(q, k, v, mask, documents, band, scale):
@@ -202,7 +200,7 @@ def _pullback(ct, wanted, q, k, v, band, scale, aux):
 
     def slopes(ct, q, k, v, p):
         return _slopes(ct, wanted, q, k, v, band, scale, p, rounded)
-    return in_float32(slopes, ct, q, k, v, aux) if ct.itemsize == 2 and is_half(ct) else slopes(ct, q, k, v, aux)
+    return as_op(slopes, ct, q, k, v, aux)
 
 
 def _slopes(ct, wanted, q, k, v, band, scale, aux, rounded):

@@ -20,24 +20,12 @@ Source: Lu et al. 2025, "MoBA: mixture of block attention for long-context LLMs"
 import math
 
 from ... import backend
-from ...backend import (
-    argsort,
-    finfo,
-    in_float32,
-    is_half,
-    module_of,
-    number,
-    on_host,
-    result_type,
-    to_float32,
-    whole,
-    xp,
-)
+from ...backend import argsort, finfo, module_of, number, on_host, result_type, to_float32, whole, xp
 from ..primitive import Primitive, bind, lower, rounded_once
 from .arrange import pad
 from .attention import banded_attention, grouped, scaled_early
 from .elementwise import floats, mul, where
-from .fused import softmax
+from .fused import as_op, softmax
 from .grouped import grouped_matmul, grouped_outer_products, grouped_products
 from .reduction import sum as add_up
 from .shape import reshape, swap_last
@@ -157,7 +145,7 @@ def _together(q, k, size, count):
 
 
 def _forward(q, *args):
-    return in_float32(_made, q, *args) if q.itemsize == 2 and is_half(q) else _made(q, *args)
+    return as_op(_made, q, *args)
 
 
 def _made(q, k, v, size, count, scale):
@@ -176,7 +164,7 @@ def _pullback(ct, wanted, q, k, v, size, count, scale, aux):
 
     def slopes(ct, q, k, v, aux):
         return _slopes(ct, wanted, q, k, v, size, count, scale, aux, rounded)
-    return in_float32(slopes, ct, q, k, v, aux) if ct.itemsize == 2 and is_half(ct) else slopes(ct, q, k, v, aux)
+    return as_op(slopes, ct, q, k, v, aux)
 
 
 def _slopes(ct, wanted, q, k, v, size, count, scale, aux, rounded):

@@ -234,21 +234,21 @@ def _by_tanh(name, approximate):
 
 # ---------------------------------------------------------------- gelu(x Wᵀ + b)
 
-def _as_two(function, x, *args, wide=is_half):
+def as_op(function, x, *args, wide=is_half):
     """function(x, *args), rounded to 16 bits where an op by itself would be: one of arrays of which `wide` is true."""
     return in_float32(function, x, *args) if x.itemsize == 2 and wide(x) else function(x, *args)
 
 
 def _linear_gelu_forward(x, weight, bias, approximate):
-    u = _as_two(linear_forward, x, weight, bias)
-    y, share = _as_two(_gelu_forward, u, approximate, wide=adds_in_float32)
+    u = as_op(linear_forward, x, weight, bias)
+    y, share = as_op(_gelu_forward, u, approximate, wide=adds_in_float32)
     return y, (u, share)
 
 
 def _linear_gelu_pullback(ct, wanted, x, weight, approximate, aux):
     u, share = aux
-    ct = _as_two(_gelu_slope, ct, u, approximate, share, wide=adds_in_float32)
-    return _as_two(lambda ct, x, weight: linear_pullback(ct, wanted, x, weight), ct, x, weight)
+    ct = as_op(_gelu_slope, ct, u, approximate, share, wide=adds_in_float32)
+    return as_op(lambda ct, x, weight: linear_pullback(ct, wanted, x, weight), ct, x, weight)
 
 
 _linear_gelu = Primitive(
